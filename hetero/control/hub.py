@@ -196,11 +196,13 @@ class Hub:
             yield self._membership
             self._membership.tick()
             self._follow_joined()
+            known_news, known_local_news = self._known
             news, local_news = self._membership.news, self._membership.local_news
-            if news != self._known[0]:
+            self._known = news, local_news
+            # With a new version, the connections send this host's status to all peers at once.
+            if news != known_news:
                 self._version += 1
-            if (news, local_news) != self._known:
-                self._known = news, local_news
+            if news != known_news or local_news != known_local_news:
                 self._changed.notify_all()
 
     @property
@@ -232,6 +234,7 @@ class Hub:
 
     def _resolve(self, host: str) -> str:
         """Return ``address:port`` of a host's launcher. May block and may raise `HeteroError`."""
+        # A host that has joined has stated its address. A host from the description of the cluster has only a name.
         joined = self._membership.joined_hosts.present.get(host)
         return joined.address if joined is not None and joined.address else self._resolve_name(host)
 
@@ -254,6 +257,7 @@ class Hub:
         """Return the handler of each RPC by its name."""
 
         def unary(method: Callable[..., object], kind: type[Message]) -> grpc.RpcMethodHandler[Any, Any]:
+            """Return a handler that parses a request as a message of this kind, and answers with ``method``."""
             # Do not let gRPC parse the request. If its deserializer rejects a request, gRPC goes on counting the
             # request as open, and enough such requests would end the connection.
             return grpc.unary_unary_rpc_method_handler(
@@ -310,6 +314,7 @@ class Hub:
         if obstacle is not None:
             self._log_refusal(f"{joined.host} cannot join: {obstacle.text}")
             return pb.JoinReply(refusal=obstacle.text, exit_code=int(obstacle.exit_code), may_pass=obstacle.may_pass)
+        # The other trainer hosts learn about the host by heartbeats. Answer also if this takes longer.
         deadline_s = time.monotonic() + _FORWARD_S
         with self._changed:
             while not self._membership.knows_joined(joined) and time.monotonic() < deadline_s:
@@ -327,6 +332,7 @@ class Hub:
                 yield self._on_register(request.register).SerializeToString()
             elif kind == "report":
                 self._on_report(record_of(RankReport, request.report))
+                # The empty answer tells the rank that the report has arrived.
                 yield b""
             elif kind == "watch":
                 yield from (update.SerializeToString() for update in self._updates(connection))

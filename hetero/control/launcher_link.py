@@ -1,4 +1,4 @@
-"""A rank's end of the link to its launcher, see `hetero.control.rank_server`.
+"""The connection between a rank and its launcher, on the side of the rank. `rank_server` is the launcher's side.
 
 The link does not use gRPC. torch forks loader workers from ranks of a job without endpoints, and a process that is
 forked from one with an open gRPC channel can hang.
@@ -89,6 +89,7 @@ class LauncherLink:
 
     def cancel(self) -> None:
         """End the `watch` in progress. Idempotent."""
+        # Read the attribute once, because another thread may set it to None.
         watching = self._watching
         if watching is not None:
             watching.shut_down()
@@ -129,6 +130,7 @@ class LauncherLink:
 
 
 def _answer_of(message: bytes | None) -> bytes:
+    """Return the received message. None means that the launcher has closed the connection, which is an error."""
     if message is None:
         raise ConnectionResetError("the launcher has closed the connection")
     return message

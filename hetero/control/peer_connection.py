@@ -126,7 +126,7 @@ class PeerConnection:
         try:
             while not (options.stopping.is_set() or self._is_over.is_set()):
                 interval_s = options.heartbeat_s * _RANDOM.uniform(0.9, 1.1)
-                pause_s = min(interval_s, POLL_S)
+                pause_s = min(interval_s, POLL_S)  # after an unexpected error, which leaves `_send` without a result
                 # Log an unexpected error and continue. Such an error once ended this thread, and much later the job
                 # ended because this host had been silent.
                 with errors.during(f"sending this host's status to {self._host}"):
@@ -155,6 +155,7 @@ class PeerConnection:
             return
         if self._look_up is None:
             self._look_up = _LookUp(self._options.resolve, self._host)
+        # With a channel to the last address, the next heartbeat can be sent without the lookup.
         if not self._look_up.wait(patience_s if self._channel is None else _LOOK_UP_S):
             self._name_error = f"name resolution (DNS) of host {self._host!r} has not answered yet"
             return
@@ -234,6 +235,7 @@ class PeerConnection:
 
     def _unreachable(self, why: str) -> None:
         """Record why the peer cannot be reached, with the error of the last lookup."""
+        # The address may be out of date if the lookup has failed.
         if self._name_error and self._name_error != why:
             why = f"{self._name_error}; at its last address, {why}"
         with self._options.membership() as membership:

@@ -1,4 +1,4 @@
-"""The launcher's end of the link to its ranks: a port of the transport that also carries batches.
+"""The connections between a launcher and its ranks, on the side of the launcher. They use the transport of batches.
 
 A rank has two connections. One of them is for its calls, and each call has one answer. The other connection brings the
 updates that the rank watches. A connection begins with bytes that prove that the peer has the job's token, see

@@ -70,6 +70,7 @@ logger = logging.getLogger(__name__)
 
 
 def _is_not_about_headers(record: logging.LogRecord) -> bool:
+    """Return whether to log a record of gRPC: any but those about the encoding of a header."""
     return not str(record.msg).startswith("Invalid encoding on")
 
 
@@ -240,6 +241,7 @@ def is_of_other_job(error: grpc.RpcError, job_id: str) -> bool:
 
 
 def _digest(job_id: str) -> str:
+    """Return a short digest of a job's id, for `_JOB_DIGEST`."""
     return hashlib.sha256(job_id.encode("utf-8")).hexdigest()[:16]
 
 
@@ -334,6 +336,7 @@ class ServerInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
         """Return whether the authorization headers of a call are one header with the job's token."""
         if self._token is None:
             return True
+        # Without exactly one header, compare an empty text, which no token equals.
         scheme, _, candidate = values[0].partition(b" ") if len(values) == 1 else (b"", b"", b"")
         return self._token.matches(candidate) and scheme.lower() == b"bearer"
 
@@ -371,6 +374,7 @@ def control_server(access: ServerInterceptor, handlers: Mapping[str, _Handler], 
 
 
 def _values(metadata: list[Any], key: str) -> list[bytes]:
+    """Return the values of all headers with this name, as bytes."""
     found = [value for name, value in metadata if name == key]
     return [value if isinstance(value, bytes) else value.encode("utf-8") for value in found]
 

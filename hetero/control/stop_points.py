@@ -19,8 +19,9 @@ def stop_point(reports: Sequence[RankReport]) -> StopPoint:
         reports: Reports of ranks that have paused.
     """
     started = [set(report.steps_started) for report in reports]
-    shared = set.intersection(*started) or set.union(*started) if started else set()
-    if not shared:
+    # If the ranks share no loader, consider all loaders. If no rank has begun a step, end before the next one.
+    loaders = set.intersection(*started) or set.union(*started) if started else set()
+    if not loaders:
         return StopPoint(loader="", steps=0)
 
     def steps(loader: str) -> int:
@@ -30,5 +31,5 @@ def stop_point(reports: Sequence[RankReport]) -> StopPoint:
         return sum(report.loader == loader for report in reports)
 
     # On a tie, use the loader with fewer steps. It may be a validation that the other ranks will begin too.
-    chosen = min(shared, key=lambda loader: (-num_ranks_in(loader), steps(loader), loader))
+    chosen = min(loaders, key=lambda loader: (-num_ranks_in(loader), steps(loader), loader))
     return StopPoint(loader=chosen, steps=steps(chosen))

@@ -19,7 +19,7 @@ from hetero.config import LaunchOptions, Timings, framework_of
 from hetero.control import security
 from hetero.control.members.directory import EndpointRecord
 from hetero.control.members.membership import Membership
-from hetero.control.rank.session import HOST_VARIABLE, TLS_VARIABLE
+from hetero.control.rank.variables import HOST_VARIABLE, TLS_VARIABLE
 from hetero.control.status import Cause, HostState
 from hetero.errors import ExitCode, HeteroError, first_line
 from hetero.launch import placement

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from hetero.audit.ledger import DIRECTORY_VARIABLE
 from hetero.cluster import Role
 from hetero.control.members.membership import Membership
-from hetero.control.rank.session import LAUNCHER_VARIABLE, REMOTE_VARIABLE
+from hetero.control.rank.variables import LAUNCHER_VARIABLE, REMOTE_VARIABLE
 from hetero.control.status import Cause, HostState, RankReport
 from hetero.errors import ExitCode
 from hetero.launch.data_services import ServiceWatch, find_service

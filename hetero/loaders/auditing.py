@@ -75,12 +75,14 @@ def note_unseen(pipeline: LoaderPipeline) -> None:
 
 
 def _ledger(pipeline: LoaderPipeline) -> Ledger | None:
+    """Return this rank's ledger, which is made on first use. None if the job keeps none."""
     return ledgers.current(functools.partial(_identify, pipeline))
 
 
 def _identify(pipeline: LoaderPipeline) -> Writer:
+    """Return the job and the rank that write the ledger."""
     session = control.current()
-    # Each rank of the job has a ledger of its own. So use the rank in the job, even if the ranks do not share an epoch.
+    # Each rank of the job writes one ledger. So use the rank in the job, even if the ranks do not share an epoch.
     shard = shard_of_environment()
     if shard.world_size == 1:
         shard = pipeline.shard()
@@ -103,6 +105,7 @@ def _facts(pipeline: LoaderPipeline) -> LoaderFacts:
 
 
 def _fingerprint(pipeline: LoaderPipeline) -> str | None:
+    """Return the fingerprint of the loader's data set. None if it is not known, because a ledger is useful without."""
     try:
         return pipeline.fingerprint()
     except HeteroError as error:

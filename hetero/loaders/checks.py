@@ -7,6 +7,7 @@ from typing import cast
 
 from hetero.batches.request import SAMPLE_ERROR_POLICIES, SampleErrorPolicy
 from hetero.control.rank import session as control
+from hetero.control.rank.variables import LAUNCHER_VARIABLE
 from hetero.errors import ConfigError
 from hetero.loaders.pipeline import is_remote
 from hetero.system.scripts import SCRIPT_MODULE
@@ -55,7 +56,7 @@ def check_not_child_of_rank() -> None:
             "  Start every trainer as a rank (hetero launch --nproc-per-node N) instead of with mp.spawn. The script "
             "then calls its\n  training function itself, and reads RANK, LOCAL_RANK and WORLD_SIZE from the "
             "environment.\n"
-            f"  To make batches in this process nevertheless, remove {control.LAUNCHER_VARIABLE} from its environment."
+            f"  To make batches in this process nevertheless, remove {LAUNCHER_VARIABLE} from its environment."
         )
 
 

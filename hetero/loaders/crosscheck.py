@@ -65,6 +65,9 @@ class CheckedReader(Iterator[Any]):
         DatasetMismatchError: If a global that the data set's code reads has another value on an endpoint.
     """
 
+    may_be_kept = True
+    """Whether the reader may stay open between two passes."""
+
     def __init__(
         self,
         fleet: Fleet,
@@ -76,7 +79,7 @@ class CheckedReader(Iterator[Any]):
     ) -> None:
         self._fleet = fleet
         self._compares_globals = compares_globals
-        self._own = _OwnDataset(compares_later=compares_later) if compares_batches else None
+        self._own_dataset = _OwnDataset(compares_later=compares_later) if compares_batches else None
         self._epoch: int | None = None  # of the last batch
         self._reader = reader
         # If the script has requested the length, endpoints have already described the data set, and the globals can be
@@ -100,19 +103,20 @@ class CheckedReader(Iterator[Any]):
         request = self._reader.request
         assert request is not None
         is_first = self._is_first()
-        is_compared = self._own is not None and (request.verify or self._own.is_due(request.spec))
+        is_compared = self._own_dataset is not None and (request.verify or self._own_dataset.is_due(request.spec))
         if not is_first and not is_compared:
-            if self._own is not None:
-                self._own.release()
+            # The first batches of the loader are compared. The data set that this process has built is not needed now.
+            if self._own_dataset is not None:
+                self._own_dataset.release()
             return batch
         # Before delivery, check the globals at the first batch of an epoch. Compare the batches of the purity check.
         try:
             if is_first:
                 self._check_globals()
-            if is_compared and self._own is not None:
+            if is_compared and self._own_dataset is not None:
                 # Changes that the data set's own code makes to globals, such as a counter, do not count as differences.
                 with _globals_reader(request.spec).running():
-                    self._own.compare(self._fleet, self._dataset(request.spec), request, batch)
+                    self._own_dataset.compare(self._fleet, self._dataset(request.spec), request, batch)
         except BaseException:
             self.close()
             raise
@@ -128,23 +132,19 @@ class CheckedReader(Iterator[Any]):
         """Whether another batch may come."""
         return self._reader.is_open
 
-    @property
-    def may_be_kept(self) -> bool:
-        """Whether the reader may stay open between two passes."""
-        return True
-
     def close(self) -> None:
         """Close the reader. Idempotent. Blocks like `Reader.close`."""
-        self._own = None
+        self._own_dataset = None
         self._reader.close()
 
     def _is_first(self) -> bool:
-        """Return whether the last batch is the first one of its epoch."""
+        """Return whether the last batch is the first one of its epoch. Remember its epoch for the next call."""
         request = self._reader.request
         epoch, self._epoch = self._epoch, None if request is None else request.epoch
         return self._epoch is None or epoch != self._epoch
 
     def _compare_or_close(self) -> None:
+        """Compare the globals. If they differ, close the reader and raise."""
         try:
             self._check_globals()
         except BaseException:
@@ -152,6 +152,7 @@ class CheckedReader(Iterator[Any]):
             raise
 
     def _dataset(self, spec: DatasetSpec) -> ServedDataset:
+        """Return what the fleet knows about the data set."""
         with self._fleet.lock:
             return self._fleet.prepare(spec)
 
@@ -167,9 +168,9 @@ class CheckedReader(Iterator[Any]):
         if not any(description.globals for description in descriptions.values()):
             return
         reader = _globals_reader(spec)
-        own = reader.read()
+        here = reader.read()
         for endpoint, description in sorted(descriptions.items()):
-            check_globals(reader, own, description.globals, dataset=spec.name, there=endpoint)
+            check_globals(reader, here, description.globals, dataset=spec.name, there=endpoint)
 
 
 class _OwnDataset:
@@ -188,31 +189,34 @@ class _OwnDataset:
         self._built = None
 
     def compare(self, fleet: Fleet, dataset: ServedDataset, request: BatchRequest, batch: Any) -> None:
-        """Compute a batch in this process too, and compare it with the delivered one.
+        """Compute a delivered batch in this process too, and compare both results.
+
+        If this process cannot compute batches of the data set, log the reason once, and compare none from now on.
 
         Raises:
-            DatasetMismatchError: If the two batches differ.
+            DatasetMismatchError: If the two results differ, and only the script can be the cause.
         """
         spec = request.spec
         # With "skip", one host may skip samples that another host has.
         if spec in _skipped or request.on_sample_error != "raise":
             return
-        # Compute the batch, unless there is a reason not to.
+        # Compute the batch, unless there is a reason not to. An empty ``reason`` means that the batch was computed.
         begin_s = time.monotonic()
         try:
             with preserved_generators(), single_threaded():
                 reason = self._build(dataset, spec)
-                own = None if reason else self._fetch(request, begin_s + MAX_COMPARE_S)
+                computed = None if reason else self._fetch(request, begin_s + MAX_COMPARE_S)
                 environment = describe_environment()
             if not reason:
                 # Encode and decode the batch, because a batch from an endpoint has the types that this gives.
-                own = unflatten(*flatten(own, fleet.limits))
+                computed = unflatten(*flatten(computed, fleet.limits))
         except Cancelled:
             reason = f"computing one takes longer than {MAX_COMPARE_S:g} s"
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code, also on a host without the data
             reason = f"here: {error}".partition("\n")[0]
         end_s = time.monotonic()
-        # The next comparison waits, so comparisons take at most this share of the time.
+        # This comparison took t seconds. The next one may begin t / LATER_SHARE seconds from now. Comparisons therefore
+        # take about LATER_SHARE of the time, at most.
         _due_s[spec] = end_s + (end_s - begin_s) / LATER_SHARE
         if reason:
             _skipped.add(spec)
@@ -220,13 +224,13 @@ class _OwnDataset:
                 "first batches of data set %s are not compared with ones computed in the rank: %s", spec, reason
             )
             return
-        # Compare. If something other than the script may have caused a difference, only log it.
-        difference = compare(batch, own)
-        # Ignore differences by rounding if NumPy's libraries may use several threads here. Without this, such jobs
-        # ended.
-        if difference is None or (_computes_with_threads() and _is_rounding(batch, own)):
+        difference = compare(batch, computed)
+        # Ignore differences by rounding if NumPy's libraries may use several threads here, because sums then depend on
+        # the number of threads. Without this rule, such jobs ended.
+        if difference is None or (_computes_with_threads() and _is_rounding(batch, computed)):
             return
         where = f"epoch {epoch_text(request.epoch)}, position {request.position}: {difference}"
+        # If something other than the script may have caused the difference, only log it.
         doubt = _find_doubt(dataset, spec, environment)
         if doubt:
             _skipped.add(spec)
@@ -309,6 +313,7 @@ def _is_rounding(one: Any, other: Any) -> bool:
             continue
         kind = np.float32 if leaf.dtype == "f32" else np.float64
         values, others = (np.frombuffer(each.data, kind) for each in (leaf, other_leaf))
+        # A small value may be the difference of two large ones, so the absolute tolerance grows with the largest value.
         scale = float(np.nanmax(np.abs(values), initial=0.0))
         if not np.allclose(values, others, rtol=1e-3, atol=1e-5 * scale, equal_nan=True):
             return False
@@ -316,9 +321,12 @@ def _is_rounding(one: Any, other: Any) -> bool:
 
 
 def _globals_reader(spec: DatasetSpec) -> GlobalsReader:
+    """Return a reader of the globals that the code of a registered data set reads."""
     factory = get_factory(spec.name)
-    known = _readers.get(spec.name)
-    if known is None or known[0] is not factory:
+    known_factory, reader = _readers.get(spec.name, (None, None))
+    # In a notebook, another factory may be registered under the same name.
+    if reader is None or known_factory is not factory:
         # Keep one reader for each factory, because searching the code of a small script takes 13 ms.
-        known = _readers[spec.name] = factory, GlobalsReader(factory)
-    return known[1]
+        reader = GlobalsReader(factory)
+        _readers[spec.name] = factory, reader
+    return reader

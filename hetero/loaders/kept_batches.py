@@ -40,18 +40,14 @@ class KeptBatches:
         self._nbytes = 0
         self._copies: Iterator[Any] | None = None
         self._lock = threading.Lock()
-        self._cpu_s = 0.0
+        self.cpu_s = 0.0
+        """CPU seconds that the thread has used for copies."""
 
     def __len__(self) -> int:
         return len(self._batches)
 
-    @property
-    def cpu_s(self) -> float:
-        """CPU seconds that the thread has used for copies."""
-        return self._cpu_s
-
     def keep(self, batch: Any) -> None:
-        """Keep a copy of a batch, unless enough batches are kept already."""
+        """Keep a copy of a batch, unless 8 batches are kept or the batch exceeds the limit of bytes."""
         nbytes = self._nbytes_of(batch)
         if len(self._batches) >= MAX_KEPT or (self._batches and self._nbytes + nbytes > self._max_bytes):
             return
@@ -75,7 +71,7 @@ class KeptBatches:
 
         def copy() -> None:
             for made in copies:
-                self._cpu_s = time.thread_time()
+                self.cpu_s = time.thread_time()
                 ready.put(made)
 
         threading.Thread(target=copy, name="hetero-kept-batches", daemon=True).start()

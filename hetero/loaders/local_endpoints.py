@@ -98,17 +98,13 @@ class LocalEndpoints:
         assert self._fleet is not None
         return self._fleet
 
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """Process ids of the living endpoints."""
-        return self._pool.pids
-
     def check(self) -> None:
         """Raise the failure that prevents further batches, if there is one. Call this while waiting for a batch.
 
         Raises:
             HeteroError: If endpoints ended too often to be started again.
         """
+        # As long as one endpoint serves, it makes the batches of the others too.
         failure = self._pool.failure
         if failure is not None and not self._pool.records:
             raise failure
@@ -127,7 +123,7 @@ class LocalEndpoints:
 
 def local_endpoints(num_endpoints: int) -> LocalEndpoints:
     """Return this process's endpoints, started on first use. Data sets with the same number of endpoints share them."""
-    # A forked process needs endpoints of its own, because it is not the parent of these.
+    # A forked process needs other endpoints, because it is not the parent of these processes.
     key = (os.getpid(), num_endpoints)
     with _lock:
         if key not in _started:
@@ -159,4 +155,5 @@ def _module_name(script: str) -> str | None:
 
 
 def _show(name: str, line: str) -> None:
+    """Write a line of an endpoint's output to standard error, with the endpoint's name."""
     sys.stderr.write(f"[{name}] {line}\n")

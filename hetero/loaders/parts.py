@@ -23,7 +23,7 @@ FRACTION_VARIABLE = "HETERO_SAMPLE_FRACTION"
 """Environment variable with the fraction of each data set's samples to use, in (0, 1]."""
 PART_SEED_VARIABLE = "HETERO_SAMPLE_SEED"
 """Environment variable with the seed that chooses the samples, a whole number of at least 0."""
-# Mixed into the seed, so that other code that seeds from the same small number draws different numbers.
+# Mixed into the seed, because other code that seeds from the same small number must draw different numbers.
 _TAG = int.from_bytes(b"canary", "big")
 
 

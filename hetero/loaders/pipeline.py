@@ -85,6 +85,12 @@ class LoaderPipeline(LoaderTiming):
 
     counts_on = False
     """Whether passes after a call of ``set_epoch`` are the following epochs, see `Progress`."""
+    has_own_order = True
+    """Whether the loader uses its own order instead of a user's sampler."""
+    has_workers = False
+    """Whether torch's loader with the same arguments would fetch in worker processes."""
+    permute: Permute | None = None
+    """Function that draws the permutation of an epoch. None for hetero's own function."""
 
     def __init__(self, subject: Any, options: LoaderOptions) -> None:
         if isinstance(subject, DatasetSpec):
@@ -93,6 +99,11 @@ class LoaderPipeline(LoaderTiming):
         super().__init__(options.name or dataset)
         self.subject = subject
         self.options = options
+        self.collate = options.batch_size is not None
+        """Whether samples are made into batches."""
+        self.dataset_name = subject.name if isinstance(subject, DatasetSpec) else type(subject).__qualname__
+        """Registered name of the data set, or the class of a data set object."""
+        self.arguments_digest = _arguments_digest(subject)
         self.kind = self.name, self.dataset_name, self.arguments_digest
         """Key that is equal for loaders that the script makes one after the other, for example one in each epoch."""
         self.skips = SkipLog(self.name, dataset, max_skips=options.max_skips)
@@ -114,21 +125,6 @@ class LoaderPipeline(LoaderTiming):
 
             remote.expect(subject)
             answer_lengths()
-
-    @property
-    def has_own_order(self) -> bool:
-        """Whether the loader uses its own order instead of a user's sampler."""
-        return True
-
-    @property
-    def collate(self) -> bool:
-        """Whether samples are made into batches."""
-        return self.options.batch_size is not None
-
-    @property
-    def has_workers(self) -> bool:
-        """Whether torch's loader with the same arguments would fetch in worker processes."""
-        return False
 
     @property
     def may_go_on(self) -> bool:
@@ -162,11 +158,6 @@ class LoaderPipeline(LoaderTiming):
     def shard(self) -> Shard:
         """Return this process's rank and world size."""
         return shard_of_environment()
-
-    @property
-    def permute(self) -> Permute | None:
-        """Function that draws the permutation of an epoch. None for hetero's own function."""
-        return None
 
     def order(self) -> BuiltInOrder:
         """Return the loader's own order. This needs the length of the data set.
@@ -203,43 +194,47 @@ class LoaderPipeline(LoaderTiming):
             logger.warning("%s, so loader %s has no batches", what, self.name)
 
     def num_batches(self) -> int:
-        """Return the number of batches of an epoch on this rank."""
+        """Return the number of batches of a pass on this rank: all of an epoch, or less in ``hetero check``."""
         return min(self.order().num_batches(self.shard()), self.max_pass_batches)
 
     @property
     def max_pass_batches(self) -> int:
-        """Batches that a pass may have. Only ``hetero check SCRIPT`` sets a limit."""
+        """Largest number of batches of a pass. Only ``hetero check SCRIPT`` sets a limit."""
         session = control.current()
         return sys.maxsize if session is None else session.options.max_pass_batches or sys.maxsize
 
     def shortened(self, planned: Iterator[PlannedBatch]) -> Iterator[PlannedBatch]:
         """Return at most `max_pass_batches` batches of a pass: the first batches, and the last one.
 
-        The last batch is included because a data set that must be read in order works for the first batches.
+        The last batch is included for two reasons. It may be smaller than all other batches. And a data set that must
+        be read in order works for the first batches, but not for a batch after a gap.
         """
-        return planned if self.max_pass_batches == sys.maxsize else _some_of(planned, self.max_pass_batches)
+        # Do not refer to this loader from the batches. Otherwise a loader that the script drops would not be freed.
+        return _first_and_last(planned, self.max_pass_batches)
 
     def num_global_batches(self, start: Start) -> int:
         """Return the number of global batches of an epoch, with the length of the data set when the epoch began."""
         order = self.order()
+        # A data set may grow between two epochs. Then an epoch of a loaded state had another length.
         if start.num_samples is not None:
             order = dataclasses.replace(order, num_samples=start.num_samples)
         return order.num_global_batches(self.shard().world_size)
 
     def is_through(self, start: Start) -> bool:
-        """Return whether an epoch in the loader's own order is over on all ranks."""
+        """Return whether no global batch is left from ``start`` on. The epoch is then over on all ranks."""
         return start.batches >= self.num_global_batches(start)
 
     def is_over(self, start: Start) -> bool:
-        """Return whether an epoch is over. Return True also if this is not known."""
+        """Return whether no batch of the epoch is left from ``start`` on. A subclass returns True if it cannot know."""
         return self.is_through(start)
 
     def warn_of_rest(self, resumed: Start | None) -> None:
-        """Log a warning if the epoch that was just set skips the rest of the epoch in a loaded state.
+        """Log a warning if `set_epoch` was just called and skips the rest of the epoch of a loaded state.
 
         Args:
             resumed: Where the next pass would have started before the epoch was set. None without a loaded state.
         """
+        # A script that chooses the epoch after the state's epoch may have meant to continue the state's epoch.
         if resumed is None or self.progress.next_start().epoch != resumed.epoch + 1 or self.is_over(resumed):
             return
         logger.warning(
@@ -263,18 +258,6 @@ class LoaderPipeline(LoaderTiming):
             arguments=self.arguments_digest,
         )
 
-    @property
-    def dataset_name(self) -> str:
-        """Registered name of the data set, or the class of a data set object."""
-        return self.subject.name if isinstance(self.subject, DatasetSpec) else type(self.subject).__qualname__
-
-    @property
-    def arguments_digest(self) -> str:
-        """Hexadecimal digest of the data set's arguments, which may be secret. Empty for a data set object."""
-        if not isinstance(self.subject, DatasetSpec):
-            return ""
-        return blake2b(self.subject.arguments_json.encode(), digest_size=8).hexdigest()
-
     def request(self, planned: PlannedBatch, epoch: int, *, is_prefetch: bool = False) -> BatchRequest:
         """Return the request for a planned batch.
 
@@ -293,16 +276,18 @@ class LoaderPipeline(LoaderTiming):
             collate=self.collate,
             contiguous=self.has_workers,
             step=self._num_requests,
-            # The number of purity checks is limited, and a prefetched batch may be discarded. So do not check it.
+            # Do not spend one of the few purity checks on a prefetched batch, because that batch may be discarded.
+            # ``hetero check`` fetches few batches, so there prefetched batches are checked too.
             verify=(not is_prefetch or is_checked()) and self._wants_purity_check(),
             on_sample_error=self.options.on_sample_error,
             compression=self.options.compression,
         )
 
     def _wants_purity_check(self) -> bool:
-        """Return whether the next request is one of this loader's first requests. Their batches are computed twice.
+        """Return whether the next batch should be computed twice, to compare the results. If so, count the check.
 
-        If the script makes a new loader of the same kind for every epoch, all these loaders count as one.
+        Only rank 0 checks. Loaders of the same kind share the number of checks, because a script may make a new loader
+        for every epoch.
         """
         session = control.current()
         if session is None or session.rank != 0:
@@ -314,6 +299,7 @@ class LoaderPipeline(LoaderTiming):
         return True
 
     def _make_timer(self) -> StepTimer:
+        """Return a timer that also reports the skipped samples, the bytes and the extent of the passes."""
         timer = super()._make_timer()
         timer.skips = self.skips
         timer.traffic = self.traffic
@@ -321,14 +307,22 @@ class LoaderPipeline(LoaderTiming):
         return timer
 
 
-def _some_of(planned: Iterator[PlannedBatch], limit: int) -> Iterator[PlannedBatch]:
+def _first_and_last(planned: Iterator[PlannedBatch], limit: int) -> Iterator[PlannedBatch]:
+    """Yield all batches of a pass. If there are more than ``limit``, yield ``limit - 1`` batches and the last one."""
     yield from itertools.islice(planned, limit - 1)
-    # Add the last batch of the pass, because it may be smaller than all others.
+    # A deque of length 1 keeps only the last of the remaining batches.
     yield from deque(itertools.islice(planned, _MAX_PLANNED), maxlen=1)
 
 
+def _arguments_digest(subject: Any) -> str:
+    """Return a hexadecimal digest of a data set's arguments, which may be secret. Empty for a data set object."""
+    if not isinstance(subject, DatasetSpec):
+        return ""
+    return blake2b(subject.arguments_json.encode(), digest_size=8).hexdigest()
+
+
 def _check_batch_size(batch_size: int) -> None:
-    """Reject more samples than a request can list. Only log a warning if fetching is local."""
+    """Reject a batch with more samples than a request can list. If batches are made locally, only log a warning."""
     limits = Limits()
     if batch_size > limits.max_indices:
         if is_remote():
@@ -342,6 +336,7 @@ def shard_of_environment() -> Shard:
     session = control.current()
     if session is not None:
         return Shard(session.rank, session.world_size)
+    # torchrun sets the first pair of variables, mpirun the second.
     for names in (("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")):
         rank, world_size = (os.environ.get(name, "") for name in names)
         if rank.isdecimal() and world_size.isdecimal():
@@ -362,7 +357,7 @@ def is_checked() -> bool:
 
 
 def answer_lengths() -> None:
-    """Make endpoints answer ``len(spec)`` from now on, so that this host does not need the data."""
+    """Make endpoints answer ``len(spec)`` from now on, because this host may lack the data."""
     from hetero.loaders import remote
 
     set_describer(remote.num_samples)

@@ -114,19 +114,20 @@ class EpochRequests(Iterator[BatchRequest]):
         """The epoch that is being delivered, and later ones that have been requested in part."""
         self._planned: Iterator[PlannedBatch] = iter(())
         self._next: PlannedBatch | None = None
+        """The batch that was planned ahead. None if this was the last batch of its epoch, or without planning ahead."""
         self._has_ended = False
-        if goes_on:
-            self._begin(pipeline, start, planned)
-        else:
-            self._append(pipeline, start, planned)
+        self._begin(pipeline, start, planned)
 
     def __next__(self) -> BatchRequest:
+        """Return the next request. Plan its batch now, unless it was planned ahead because the next epochs follow."""
         pipeline = self._pipeline()
+        # The script has dropped the loader, or the data set has become empty.
         if pipeline is None or self._has_ended:
             raise StopIteration
         if not self._goes_on:
             planned: PlannedBatch | None = next(self._planned)
         else:
+            # An epoch without batches would be followed by further such epochs without end.
             if self._next is None and not self._begin_next(pipeline):
                 self._has_ended = True
                 raise StopIteration
@@ -152,7 +153,7 @@ class EpochRequests(Iterator[BatchRequest]):
         self._extent.num_passed += 1
         return self._planned_in_flight.popleft()
 
-    def is_through(self) -> bool:
+    def is_pass_over(self) -> bool:
         """Return whether all batches of the pass were delivered or have raised. False also if this is not known yet."""
         epoch = self.epochs[0]
         return epoch.is_complete and epoch.num_passed == epoch.num_requested
@@ -160,20 +161,19 @@ class EpochRequests(Iterator[BatchRequest]):
     def _begin_next(self, pipeline: RequestingPipeline) -> bool:
         """Begin to request the epoch after the last one. Return whether it has batches."""
         last = self.epochs[-1].start
-        # If the script chose this epoch, and this was its first pass in the epoch, the script will probably choose the
-        # next epoch.
+        # If the script chose the last epoch (``again`` is not None) and the last pass was its first pass there, the
+        # script will probably choose the next epoch.
         following = Start(last.epoch + 1, again=0) if last.again == 0 else last.following()
         start = replace(following, num_samples=pipeline.num_samples())
         self._begin(pipeline, start, pipeline.plan_lane(start, self._lane))
         return self._next is not None
 
     def _begin(self, pipeline: RequestingPipeline, start: Start, planned: Iterator[PlannedBatch]) -> None:
-        self._append(pipeline, start, planned)
-        self._plan_next()
-
-    def _append(self, pipeline: RequestingPipeline, start: Start, planned: Iterator[PlannedBatch]) -> None:
+        """Begin to request an epoch whose batches are ``planned``."""
         self.epochs.append(RequestedEpoch(start, pipeline.shard(), self._lane))
         self._planned = planned
+        if self._goes_on:
+            self._plan_next()
 
     def _plan_next(self) -> None:
         """Plan the next batch now, to know whether the epoch has another batch."""
@@ -193,13 +193,20 @@ class Prefetched:
         self._kept: tuple[Batches, EpochRequests] | None = None
 
     def keep(self, batches: Batches, requests: EpochRequests) -> None:
-        """Keep the batches of a pass that is through, if those of the next epoch follow them. Else close them."""
-        is_through = requests.is_through()
+        """Keep the source of a pass's batches for the next pass, or close the source.
+
+        Keep the source if it has delivered all batches of the pass, and the batches of the next epoch follow.
+
+        Args:
+            batches: The source.
+            requests: Its requests. Their first epoch, which is the epoch of the pass, is removed.
+        """
+        is_pass_over = requests.is_pass_over()
         requests.epochs.popleft()
         self._check_process()
-        if is_through and requests.epochs and batches.is_open and batches.may_be_kept:
+        if is_pass_over and requests.epochs and batches.is_open and batches.may_be_kept:
             with self._lock:
-                # Two iterators of one loader may end their passes. Keep only the batches of the first one.
+                # Two iterators of one loader may end their passes. Keep only the source of the first one.
                 if self._kept is None:
                     self._kept = batches, requests
                     _discard_at_exit(self)
@@ -213,6 +220,7 @@ class Prefetched:
             return None
         batches, requests = kept
         first = requests.epochs[0]
+        # The script may have chosen another epoch, or the process group may have changed.
         is_same = (first.start, first.shard, first.lane) == (start, shard, lane)
         if is_same and batches.is_open and batches.may_be_kept:
             return kept
@@ -251,6 +259,7 @@ def _discard_at_exit(prefetched: Prefetched) -> None:
     Exit handlers run in the reverse order of their registration. This handler must run before torch's, because
     otherwise workers would be left behind. So it is registered after torch's.
     """
+    # No batches are kept now. An earlier registration may be from before torch's, so replace it.
     if not _at_exit:
         atexit.unregister(_discard_all)
         atexit.register(_discard_all)

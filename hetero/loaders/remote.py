@@ -6,6 +6,7 @@ import dataclasses
 import os
 import threading
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from hetero.batches.failures import raising_user_types
 from hetero.batches.request import BatchRequest
@@ -20,9 +21,19 @@ from hetero.wire.limits import Limits
 
 __all__ = ["expect", "fingerprint", "fleet_for", "num_samples", "open_reader"]
 
+
+class _OwnedFleet(NamedTuple):
+    """A fleet, and the process and session that it belongs to."""
+
+    pid: int
+    session: RankSession
+    fleet: Fleet
+
+
 _lock = threading.Lock()
-_fleet: tuple[int, RankSession, Fleet] | None = None
+_fleet: _OwnedFleet | None = None
 _expected: dict[DatasetSpec, None] = {}
+"""Data sets that will perhaps be wanted, in order. They are for the fleet that is made later."""
 
 
 def fleet_for(session: RankSession) -> Fleet:
@@ -30,7 +41,7 @@ def fleet_for(session: RankSession) -> Fleet:
     global _fleet
     with _lock:
         # A forked process must not use the connections of its parent.
-        if _fleet is None or _fleet[:2] != (os.getpid(), session):
+        if _fleet is None or (_fleet.pid, _fleet.session) != (os.getpid(), session):
             fleet = Fleet(
                 session.directory,
                 session.token,
@@ -44,16 +55,17 @@ def fleet_for(session: RankSession) -> Fleet:
             )
             for spec in _expected:
                 fleet.expect(spec)
-            _fleet = (os.getpid(), session, fleet)
+            _fleet = _OwnedFleet(os.getpid(), session, fleet)
             session.set_counters(lambda: dataclasses.asdict(fleet.stats))
-        return _fleet[2]
+        return _fleet.fleet
 
 
 def expect(spec: DatasetSpec) -> None:
     """Record that a data set will perhaps be wanted. Nothing is connected or sent. See `Fleet.expect`."""
     with _lock:
-        if _fleet is not None and _fleet[0] == os.getpid():
-            _fleet[2].expect(spec)
+        if _fleet is not None and _fleet.pid == os.getpid():
+            _fleet.fleet.expect(spec)
+        # This process has no fleet yet. `fleet_for` tells the fleet when it makes one.
         else:
             _expected[spec] = None
 

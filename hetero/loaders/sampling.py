@@ -28,7 +28,7 @@ class Permute(Protocol):
         """Return a permutation of ``range(num_samples)`` drawn from (seed, epoch)."""
 
 
-# Mixed into the seed, so that other code that seeds from (seed, epoch) draws different numbers.
+# Mixed into the seed, because other code that seeds from (seed, epoch) must draw different numbers.
 _ORDER_TAG = int.from_bytes(b"hetero", "big")
 
 
@@ -94,9 +94,9 @@ class BuiltInOrder:
         """Return the number of batches of an epoch on one rank. Ranks differ only without padding."""
         count = self.num_global_batches(shard.world_size)
         if count and not self.drop_last and not self.padding:
-            tail = self.num_samples - (count - 1) * self.batch_size * shard.world_size
             # Without padding, the last global batch may lack samples for the higher ranks.
-            count -= tail <= shard.rank
+            num_last = self.num_samples - (count - 1) * self.batch_size * shard.world_size
+            count -= num_last <= shard.rank
         return count
 
     def num_samples_of(self, shard: Shard) -> int:
@@ -146,6 +146,7 @@ class BuiltInOrder:
             return
         order = self._permutation(epoch)
         num_batches = self.num_whole_batches(world_size)
+        # With ``drop_last`` all pieces are whole anyway.
         fills_up = self.drop_last or (self.padding and world_size > 1)
         end = num_batches * self.batch_size if fills_up else self.num_samples
         for number in range(start * world_size, num_batches):
@@ -154,6 +155,7 @@ class BuiltInOrder:
             yield self._planned(np.arange(number * self.batch_size, stop, dtype=np.int64), order, position, rank)
 
     def _permutation(self, epoch: int) -> npt.NDArray[np.int64] | None:
+        """Return the permutation of an epoch. None without shuffling."""
         if not self.shuffle:
             return None
         return (self.permute or epoch_permutation)(self.num_samples, seed=self.seed, epoch=epoch)
@@ -172,7 +174,8 @@ class BuiltInOrder:
         """Return the batch of the samples at ``places`` in the epoch's order. Places past the end wrap, for padding."""
         occurrences = None
         if places[-1] >= self.num_samples:
-            # With fewer samples than ranks, the order wraps more than once.
+            # ``repeats``: how often the sample of each place came before. With fewer samples than ranks, the order
+            # wraps more than once, so this can exceed 1.
             repeats, places = np.divmod(places, self.num_samples)
             occurrences = repeats.astype(np.uint32) if repeats.any() else None
         indices = places if order is None else order[places]

@@ -101,6 +101,7 @@ class LoaderState:
         }
         for name, what_to_do in advice.items():
             saved, found = getattr(self, name), getattr(here, name)
+            # A loader lacks some of these values. For example, a loader with a sampler has no data set length.
             if saved != found and None not in (saved, found):
                 raise ConfigError(f"loader state has {name} {saved}, this loader has {found}\n  {what_to_do}")
 
@@ -128,6 +129,7 @@ def _check_epoch(epoch: object) -> None:
 
 
 def _is_left(left: object) -> bool:
+    """Return whether a value has the form of `LoaderState.left`."""
     epoch = left.get("epoch") if isinstance(left, Mapping) and set(left) == {"epoch", "sampler"} else None
     return isinstance(epoch, int) and epoch >= 0
 
@@ -206,23 +208,29 @@ class Progress:
     def __init__(self, *, counts_on: bool = False) -> None:
         self._first_pass = None if counts_on else 0
         """`Start.again` of a pass whose epoch was chosen."""
-        self._passes = 0
-        self._epoch: int | None = None
-        self._again: int | None = None
-        self._first = 0
-        """Number of global batches that the latest pass has skipped at its beginning."""
+        self._num_passes = 0
+        """Passes that have begun. This is the number of the latest pass."""
+        self._latest: Start | None = None
+        """Start of the latest pass. None before the first pass."""
         self._batches = 0
+        """Global batches of the epoch up to the last delivered batch, with those that the latest pass has skipped."""
         self._sampler: object = None
         self._num_drawn = 0
-        self._num_samples: int | None = None
-        self._named: int | None = None
-        self._completed = False
+        self.num_samples: int | None = None
+        """Length of the data set when the latest pass was planned."""
+        self.named_epoch: int | None = None
+        """The epoch that `set_epoch` chose for the next pass. None if it chose none."""
+        self.resumed: Start | None = None
+        """Start of the next pass according to a loaded state. None after that pass has begun."""
+        self._is_completed = False
+        """Whether the latest pass was delivered to its end."""
         self._has_left = False
-        self._resume: Start | None = None
-        self._resumed: Start | None = None
+        """Whether `leave` was called since the latest pass began."""
+        self._latest_resumed: Start | None = None
         """Start of the latest pass if it resumed a loaded state in the middle of an epoch."""
         self._has_warned = False
         self._tool_offset = 0
+        """Epoch that a tool's epoch 0 means, see `set_epoch_by_tool`."""
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass.
@@ -231,12 +239,12 @@ class Progress:
             ConfigError: If ``epoch`` is not an integer of at least 0 and less than 2**32.
         """
         _check_epoch(epoch)
-        # If ``epoch`` is the next epoch, the loader itself warns, because it knows whether anything is left of this
-        # one.
-        if self._resume is not None and epoch not in (self._resume.epoch, self._resume.epoch + 1):
-            logger.warning("set_epoch(%d) discards the loaded state, which is at epoch %d", epoch, self._resume.epoch)
+        # The state's own epoch continues where the state was taken. For the epoch after it, the loader itself decides
+        # whether to warn (`LoaderPipeline.warn_of_rest`), because it knows whether a rest of the state's epoch is left.
+        if self.resumed is not None and epoch not in (self.resumed.epoch, self.resumed.epoch + 1):
+            logger.warning("set_epoch(%d) discards the loaded state, which is at epoch %d", epoch, self.resumed.epoch)
         self._tool_offset = 0
-        self._named = epoch
+        self.named_epoch = epoch
 
     def set_epoch_by_tool(self, epoch: int) -> None:
         """Set the epoch of the next pass for a tool that counts epochs itself.
@@ -244,15 +252,16 @@ class Progress:
         accelerate and Fabric count from 0 in every process. If their first number after `resume` is 0, this 0 means the
         epoch of the state. Later numbers then count from that epoch.
         """
-        if self._resume is not None and self._named is None and epoch == 0:
-            self._tool_offset = self._resume.epoch
+        if self.resumed is not None and self.named_epoch is None and epoch == 0:
+            self._tool_offset = self.resumed.epoch
         offset = self._tool_offset
         self.set_epoch(epoch + offset)
+        # `set_epoch` has set the offset to 0, because a script's own numbers need none.
         self._tool_offset = offset
 
     def resume(self, state: LoaderState) -> None:
         """Continue from ``state`` with the next pass."""
-        self._resume = Start(
+        self.resumed = Start(
             state.epoch,
             state.batches,
             state.sampler,
@@ -265,23 +274,13 @@ class Progress:
             again=state.again,
         )
         self._has_warned = False
-        self._named = None
+        self.named_epoch = None
         self._tool_offset = 0
-
-    @property
-    def resumed(self) -> Start | None:
-        """Start of the next pass according to a loaded state. None after that pass has begun."""
-        return self._resume
-
-    @property
-    def is_epoch_named(self) -> bool:
-        """Whether `set_epoch` chose the epoch of the next pass."""
-        return self._named is not None
 
     @property
     def is_within_pass(self) -> bool:
         """Whether a pass has begun and not ended, with no call of `set_epoch`, `resume` or `leave` since it began."""
-        return self._epoch is not None and not (self._completed or self._has_left or self.is_between_passes)
+        return self._latest is not None and not (self._is_completed or self._has_left or self.is_between_passes)
 
     def leave(self) -> None:
         """Record that another pass is about to begin. The latest pass may have ended or not."""
@@ -290,18 +289,21 @@ class Progress:
     @property
     def is_between_passes(self) -> bool:
         """Whether `set_epoch` or `resume` chose the start of the next pass, and that pass has not begun."""
-        return self._named is not None or self._resume is not None
+        return self.named_epoch is not None or self.resumed is not None
 
     def next_start(self) -> Start:
         """Return where the next pass would begin, without beginning it."""
-        if self._resume is not None and self._named in (None, self._resume.epoch):
-            again = self._resume.again
-            if self._named is not None and again is None:
+        # Continue at the loaded state, unless `set_epoch` chose another epoch than the state's.
+        if self.resumed is not None and self.named_epoch in (None, self.resumed.epoch):
+            again = self.resumed.again
+            # The script now chooses epochs, although it did not when the state was taken.
+            if self.named_epoch is not None and again is None:
                 again = self._first_pass
-            return replace(self._resume, may_skip=self._named is None and self._resume.completed, again=again)
-        if self._named is not None:
-            return Start(self._named, again=self._first_pass)
-        return Start(0) if self._epoch is None else Start(self._epoch, again=self._again).following()
+            may_skip = self.named_epoch is None and self.resumed.completed
+            return replace(self.resumed, may_skip=may_skip, again=again)
+        if self.named_epoch is not None:
+            return Start(self.named_epoch, again=self._first_pass)
+        return Start(0) if self._latest is None else self._latest.following()
 
     def begin(self) -> tuple[int, Start]:
         """Begin a pass. Return its number, for `advance`, and its start."""
@@ -311,45 +313,48 @@ class Progress:
     def begin_at(self, start: Start) -> int:
         """Begin a pass at the given start. Return its number."""
         self._warn_of_probe(start)
-        self._resumed = start if self._resume is not None and start.batches else None
-        self._named = self._resume = None
-        self._passes += 1
+        self._latest_resumed = start if self.resumed is not None and start.batches else None
+        self.named_epoch = self.resumed = None
+        self._num_passes += 1
         self._place(start)
-        return self._passes
-
-    def note_length(self, num_samples: int) -> None:
-        """Record the data set's length when the latest pass was planned."""
-        self._num_samples = num_samples
+        return self._num_passes
 
     def skip_to_next_epoch(self) -> Start:
-        """Turn the latest pass into a pass of the next epoch, because its first epoch is over."""
-        assert self._epoch is not None
-        start = Start(self._epoch, again=self._again).following()
+        """Turn the latest pass into a pass of the next epoch, because nothing is left of the pass's own epoch."""
+        assert self._latest is not None
+        start = self._latest.following()
         self._place(start)
         return start
 
     def advance(self, pass_number: int, *, batches: int, sampler: object = None, num_drawn: int = 0) -> None:
-        """Record how many batches pass ``pass_number`` has delivered. Ignored unless it is the latest pass."""
+        """Record the position of pass ``pass_number`` after a delivered batch. Ignored unless it is the latest pass.
+
+        Args:
+            pass_number: The number of the pass.
+            batches: Global batches of the epoch up to this batch.
+            sampler: State of the user's sampler after this batch.
+            num_drawn: Number of indices drawn in this epoch, up to this batch.
+        """
         if self.is_latest(pass_number):
-            if self._resume is not None and not self._has_warned:
+            if self.resumed is not None and not self._has_warned:
                 self._has_warned = True
                 logger.warning(
                     "batches are still requested from an iterator that began before load_state_dict. It continues "
                     "where it was, and state_dict returns the loaded state. Make a new iterator to resume at epoch %d, "
                     "batch %d",
-                    self._resume.epoch,
-                    self._resume.batches,
+                    self.resumed.epoch,
+                    self.resumed.batches,
                 )
             self._batches, self._sampler, self._num_drawn = batches, sampler, num_drawn
 
     def complete(self, pass_number: int) -> None:
         """Record that pass ``pass_number`` was delivered to its end."""
         if self.is_latest(pass_number):
-            self._completed = True
+            self._is_completed = True
 
     def is_latest(self, pass_number: int) -> bool:
         """Return whether this is the pass that began last."""
-        return pass_number == self._passes
+        return pass_number == self._num_passes
 
     def position(self, num_trained: int | None = None) -> Start:
         """Return where a state taken now must resume: in the latest pass, or at a start that a later call chose.
@@ -360,13 +365,14 @@ class Progress:
         Raises:
             ConfigError: If the pass has not delivered so many batches.
         """
-        if self._epoch is None or self._named is not None or self._resume is not None:
+        if self._latest is None or self.is_between_passes:
             if num_trained:
                 raise ConfigError(f"num_batches_trained is {num_trained}, but no pass has begun")
             return self.next_start()
-        num_delivered = self._batches - self._first
+        num_skipped = self._latest.batches
+        num_delivered = self._batches - num_skipped
         found = num_delivered if num_trained is None else num_trained
-        # Accept integers of NumPy too, such as np.int64(1).
+        # Accept integers of NumPy too, such as np.int64(1). -1 is out of range, so the check below rejects other types.
         num_trained = operator.index(found) if hasattr(found, "__index__") and not isinstance(found, bool) else -1
         if not 0 <= num_trained <= num_delivered:
             raise ConfigError(
@@ -379,19 +385,26 @@ class Progress:
                 "  The sampler's state is known after the last of them only. Do not prefetch batches."
             )
         return Start(
-            self._epoch,
-            self._first + num_trained,
+            self._latest.epoch,
+            num_skipped + num_trained,
             self._sampler,
             self._num_drawn,
-            completed=self._completed and num_trained == num_delivered,
-            num_samples=self._num_samples,
-            again=self._again,
+            completed=self._is_completed and num_trained == num_delivered,
+            num_samples=self.num_samples,
+            again=self._latest.again,
         )
 
     def _warn_of_probe(self, start: Start) -> None:
-        """Log a warning if an epoch starts again because the script used up a loaded state to look at one batch."""
-        resumed = self._resumed
-        if resumed is None or self._completed or self._batches > resumed.batches + 1:
+        """Log a warning if the pass that resumed a loaded state was left at once, and its epoch now starts again.
+
+        A script that looks at one batch, for example to build a model, uses up the loaded state by this.
+
+        Args:
+            start: Start of the pass that begins.
+        """
+        resumed = self._latest_resumed
+        # The script did more than look at one batch, if the pass ended or delivered more than one batch.
+        if resumed is None or self._is_completed or self._batches > resumed.batches + 1:
             return
         # Do not warn if the next epoch begins, because the one batch may have been the rest of the state's epoch.
         if start.epoch != resumed.epoch or start.batches:
@@ -406,7 +419,7 @@ class Progress:
         )
 
     def _place(self, start: Start) -> None:
-        self._epoch, self._again = start.epoch, start.again
-        self._first = self._batches = start.batches
-        self._completed = self._has_left = False
-        self._sampler, self._num_drawn, self._num_samples = start.sampler, start.num_drawn, start.num_samples
+        """Set the position to the start of a pass that begins."""
+        self._latest, self._batches = start, start.batches
+        self._is_completed = self._has_left = False
+        self._sampler, self._num_drawn, self.num_samples = start.sampler, start.num_drawn, start.num_samples

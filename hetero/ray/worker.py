@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from hetero.batches.structure.conversion import set_script_module
 from hetero.control.rank import session as sessions
-from hetero.control.rank.session import LAUNCHER_VARIABLE, RankSession
+from hetero.control.rank.session import RankSession
+from hetero.control.rank.variables import LAUNCHER_VARIABLE
 from hetero.control.security import TOKEN_FILE_VARIABLE, Token, token_memfd
 from hetero.datasets import get_factory, registered
 from hetero.endpoint.script import load_script

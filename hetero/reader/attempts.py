@@ -59,8 +59,8 @@ class PoisonDetector:
         # endpoints during answers of 32 MB ended a job whose samples were not to blame.
         if fault is not Fault.UNREACHABLE:
             return
-        # If the same endpoint is lost again, it served again after the first loss. It is listed only once, because it
-        # has died at most once.
+        # An endpoint that is lost a second time has served again after the first loss. List the endpoint only once,
+        # because it has died at most once.
         is_repeated = connection in self.endpoints
         if not is_repeated:
             self.endpoints.append(connection)
@@ -76,7 +76,7 @@ class PoisonDetector:
             spec: The request's data set.
         """
         self.endpoints = [
-            lost for lost in self.endpoints if not lost.serves(spec) and (lost.has_died or not lost.is_retired)
+            lost for lost in self.endpoints if not (lost.serves(spec) or (lost.is_retired and not lost.has_died))
         ]
         return len(self.endpoints) >= MAX_ATTEMPTS
 
@@ -130,8 +130,8 @@ class PendingBatch:
         if error.fault is Fault.BROKEN:
             message = f"{connection.name} failed: {error.details}"
             return DataPlaneError(message) if self._is_too_often("broken") else None
-        # The endpoint's refusal contains a checksum of the request, so the request arrived as it was sent. Another
-        # endpoint would refuse the request too.
+        # The refusal contains a checksum of the request, so the request arrived undamaged. Another endpoint would
+        # refuse this request too.
         if error.fault is Fault.MALFORMED:
             return ProtocolError(f"{connection.name} rejects the request: {error.details}")
         return None
@@ -188,7 +188,7 @@ class Attempt:
     """Whether the endpoint computes no other request of this process meanwhile."""
     is_hedge: bool = False
     """Whether this is the second of two attempts at the same time."""
-    is_own: bool = False
+    is_inline: bool = False
     """Whether the consumer's thread makes the call itself: see `hetero.reader.inline_fetches`."""
     was_sent: bool = False
     """Whether the request was sent before the call, over a connection that failed."""

@@ -100,9 +100,11 @@ class EndpointConnection:
         self.chosen_at = 0
         """Number of the router's last choice that chose this endpoint."""
         self.busy_until_s = 0.0
+        """Monotonic time until which the endpoint gets no request, because it has rejected one."""
         self._num_avoided = 0  # requests served badly since the last batch
         self._avoided_until_s = 0.0
         self.retry_at_s = 0.0
+        """Monotonic time when the back-off after a failed call ends."""
         self.reserved_by: object | None = None
         """The request that reserved the endpoint, because it must run alone, or None."""
         self.is_retired = False
@@ -117,7 +119,9 @@ class EndpointConnection:
         self._link: EndpointLink | None = None
         self._is_closed = False
         self._stale: list[EndpointLink] = []
-        self._generation = 0
+        """Links that were given up and are not closed yet."""
+        self.generation = 0
+        """Number that grows whenever the link is given up."""
 
     @property
     def name(self) -> str:
@@ -141,9 +145,15 @@ class EndpointConnection:
         if not self._num_failures:
             self.last_message = "answered"
 
-    def delivered(self) -> None:
-        """Record that a batch arrived. The next failure counts as the first one again."""
+    def delivered(self, *, num_queued: int, now_s: float) -> None:
+        """Record that a batch arrived. The next failure counts as the first one again.
+
+        Args:
+            num_queued: The load that the endpoint reported with the batch.
+            now_s: Monotonic seconds.
+        """
         self._num_failures = self._num_avoided = 0
+        self.load, self.load_at_s = num_queued, now_s
         self.last_message = "answered"
 
     def mark_down(self, why: str, now_s: float, generation: int | None = None) -> bool:
@@ -157,7 +167,7 @@ class EndpointConnection:
         Returns:
             Whether the endpoint was ready until now.
         """
-        if self.state is ConnectionState.FOREIGN or (generation is not None and generation != self._generation):
+        if self.state is ConnectionState.FOREIGN or generation not in (None, self.generation):
             return False
         was_down, was_ready = self.state is ConnectionState.DOWN, self.state is ConnectionState.READY
         self.state = ConnectionState.DOWN
@@ -165,11 +175,12 @@ class EndpointConnection:
         # Several calls may fail for the same loss. Only the first one counts and begins a back-off.
         if was_down:
             return False
+        # An endpoint that comes back may be another process, which has to build its data sets again.
         self.prepared.clear()
         self.descriptions.clear()
         self.reserved_by = None
         self._num_failures += 1
-        # Any time from 0 to the back-off, because ranks that lost the same host must not all call it at the same time.
+        # Draw any time from 0 to the back-off, because ranks that lost the same host must not all call it at once.
         self.retry_at_s = now_s + _random.uniform(0.0, backoff_s(self._num_failures))
         # The link is closed later, because the caller holds the fleet's lock, and closing may wait for calls.
         self._retire_link()
@@ -192,6 +203,7 @@ class EndpointConnection:
         for the same batch) sooner. The first time, the endpoint is avoided for ``kept_s`` seconds. The time doubles
         with each repetition, up to 10 s.
         """
+        # The exponent has a bound, because a large one would overflow. 2 ** 16 exceeds the limit of the time anyway.
         self._avoided_until_s = now_s + min(MAX_BACKOFF_S, kept_s * 2.0 ** min(self._num_avoided, 16))
         self._num_avoided += 1
 
@@ -226,11 +238,6 @@ class EndpointConnection:
         self.last_message = why
         self.prepared.clear()
         self.reserved_by = None
-
-    @property
-    def generation(self) -> int:
-        """Number that grows whenever the link is given up."""
-        return self._generation
 
     def disconnect(self) -> None:
         """Close the link for good. Calls in progress and later calls fail. Idempotent. Blocks as `close_stale` does."""
@@ -312,8 +319,12 @@ class EndpointConnection:
             AuthenticationError: As in `prepare`.
         """
         message, decoder = self._encode(request, allocate)
-        # UNSENT: an endpoint that has not received a request cannot have died of it.
-        link = self._present_link(Fault.UNREACHABLE if was_sent else Fault.UNSENT)
+        # Only `prepare` opens links, because it also calls `attend`. When a link was opened here, the first fetch
+        # failed and counted as the loss of an endpoint.
+        link = self._link
+        if link is None:
+            # UNSENT: an endpoint that has not received a request cannot have died of it.
+            raise CallFailedError(Fault.UNREACHABLE if was_sent else Fault.UNSENT, "there is no connection to it")
         nbytes = link.fetch(message, decoder, timeout_s=timeout_s, on_call=on_call, was_sent=was_sent)
         return self._fetched(request, decoder, nbytes)
 
@@ -353,6 +364,7 @@ class EndpointConnection:
             # Only the names of the helpers made the request too long. Without helpers one endpoint computes all
             # samples.
             message = requests.serialize(dataclasses.replace(request, helpers=(), owners=None), self._limits)
+        # Without ``allocate``, the decoder uses its own default.
         options = {} if allocate is None else {"allocate": allocate}
         # At least one sample has worked, because a batch without a good sample raises. So an answer that reports more
         # skipped samples than this is refused.
@@ -379,6 +391,7 @@ class EndpointConnection:
         )
 
     def _open_link(self) -> EndpointLink:
+        """Return the link to the endpoint. Make it if there is none."""
         with self._link_lock:
             if self._is_closed:
                 raise CallFailedError(Fault.UNREACHABLE, "the connection was closed")
@@ -386,21 +399,13 @@ class EndpointConnection:
                 self._link = EndpointLink(self.record, self._metadata, self._limits, self._tls)
             return self._link
 
-    def _present_link(self, otherwise: Fault) -> EndpointLink:
-        """Return the link that `prepare` opened, or raise ``otherwise``. Only `prepare` opens links and attends."""
-        link = self._link
-        # When a link was opened here, `attend` was not called for it. The first fetch of the link then failed and
-        # counted as the loss of an endpoint.
-        if link is None:
-            raise CallFailedError(otherwise, "there is no connection to it")
-        return link
-
     def _retire_link(self) -> None:
+        """Give up the link. `close_stale` closes it later."""
         with self._link_lock:
             if self._link is not None:
                 self._stale.append(self._link)
                 self._link = None
-            self._generation += 1
+            self.generation += 1
 
 
 def _failed(failure: pb.Failure) -> Exception:
@@ -408,5 +413,5 @@ def _failed(failure: pb.Failure) -> Exception:
     try:
         return DatasetError(requests.failure_from_proto(failure))
     except ProtocolError as error:
-        # Only this endpoint is at fault. A `ProtocolError` would end all reading, so it is replaced.
+        # Only this endpoint is at fault. A `ProtocolError` would end all reading, so return another error instead.
         return CallFailedError(Fault.BROKEN, str(error))

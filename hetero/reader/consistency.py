@@ -137,7 +137,8 @@ class ServedDataset:
 
     def _choose_reference(self, connections: Sequence[EndpointConnection]) -> None:
         """Set the reference to the first description in natural order, unless an earlier endpoint may still answer."""
-        # The job was planned without its optional endpoints. They may lack the data, so they give no reference.
+        # The job was planned without its optional endpoints. They may lack the data, so they give no reference, unless
+        # there are no others.
         for connection in [each for each in connections if not each.record.is_optional] or connections:
             description = connection.descriptions.get(self.spec)
             if description is not None:
@@ -176,6 +177,7 @@ class ServedDataset:
 
     def _compare_environment(self, connection: EndpointConnection, found: Description, expected: Description) -> None:
         """Log one warning per data set if the versions of libraries or settings differ between two endpoints."""
+        # Only facts that both endpoints report can differ.
         if self._has_warned:
             return
         names = sorted(found.environment.keys() & expected.environment.keys())

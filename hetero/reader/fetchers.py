@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 #   4. An attempt starts with the lock (`Window.start`), which counts its endpoint as occupied. It ends exactly once, in
 #      `Outcomes.end`, which gives the endpoint back. `settle` and `close` may both end it: the second does nothing.
 #   5. A batch has one outcome. The first attempt with an answer gives it. The others are marked as given up before they
-#      are cancelled, so that a cancelled call is not taken for a loss of its endpoint.
+#      are cancelled, because a cancelled call would otherwise count as a loss of its endpoint.
 #   6. After `close` has set `is_closed`, no outcome reaches the window, and each call that begins sees the flag and
 #      cancels itself (`_on_call`).
 #
@@ -67,8 +67,9 @@ logger = logging.getLogger(__name__)
 #   the consumer took a batch, so bytes are free                  -> one fetcher, if a batch is missing
 #   the consumer ordered a second attempt                         -> all fetchers
 #   an endpoint came, left or is free; or the reader closes       -> the consumers and all fetchers of all its readers
-# The consumer waits in one of two places: for `_arrived`, or in `InlineFetches.receive`, where `InlineFetches.wake`
-# reaches it. `prepare_to_receive` is called before the lock is released, because a wake-up could be lost otherwise.
+# The consumer waits in one of two places: for `_outcome_arrived`, or in `InlineFetches.receive`, which
+# `InlineFetches.wake` ends. `prepare_to_receive` is called before the lock is released, because a wake-up could be lost
+# otherwise.
 
 
 class Fetchers:
@@ -93,8 +94,8 @@ class Fetchers:
         self.window = window
         """The reader's batches."""
         self._allocate = allocate
-        self._arrived = threading.Condition(fleet.lock)  # the consumer waits for this condition
-        self._work = threading.Condition(fleet.lock)  # the fetchers wait for this condition
+        self._outcome_arrived = threading.Condition(fleet.lock)  # the consumer waits for this condition
+        self._work_exists = threading.Condition(fleet.lock)  # the fetchers wait for this condition
         self._for_fetchers: deque[Attempt] = deque()  # started attempts: hedges, and attempts that were handed over
         self._outcomes = Outcomes(
             fleet,
@@ -102,7 +103,7 @@ class Fetchers:
             on_outcome=self._on_outcome,
             on_missing=self._on_missing,
         )
-        self._own = InlineFetches(
+        self._inline = InlineFetches(
             fleet.clock, settle=self._outcomes.settle, hand_over=functools.partial(self._hand_over, was_sent=True)
         )
         self._needs_endpoint = False  # the consumer's batch is overdue, but every other endpoint is at least as busy
@@ -130,12 +131,12 @@ class Fetchers:
         # each attempt earned, the busiest endpoints got the most hedges.
         self._hedging.budget.earn()
         self.window.add(request, dataset)
-        attempt = self._start_own()
+        attempt = self._start_inline()
         if self.window.missing:
             self._on_missing()
         return attempt
 
-    def _start_own(self) -> Attempt | None:
+    def _start_inline(self) -> Attempt | None:
         """Start an attempt for the lowest missing batch if the consumer should send the request, and receive it."""
         batch = self.window.missing[0]
         if (
@@ -150,7 +151,7 @@ class Fetchers:
         if connection is None:
             return None
         attempt = self._start(batch, connection)
-        attempt.is_own = True
+        attempt.is_inline = True
         return attempt
 
     def _start(self, batch: PendingBatch, connection: EndpointConnection) -> Attempt:
@@ -158,7 +159,7 @@ class Fetchers:
         attempt = self.window.start(batch, connection, self._fleet.clock())
         request = batch.request
         if (
-            # With one sample that raises, a part would be of no use.
+            # If one sample of a part raises, the endpoint that asked for the part cannot use the part's other samples.
             request.on_sample_error == "raise"
             # A request that may kill endpoints must reach one endpoint only, so it asks no helpers.
             and not batch.poison.num_calls
@@ -183,10 +184,10 @@ class Fetchers:
         if sent is None:
             self._hand_over(attempt)
             return
-        with self._own.lock:
+        with self._inline.lock:
             # A signal handler may have closed the reader since the request was sent.
             if not self.is_closed:
-                self._own.add(attempt, sent)
+                self._inline.add(attempt, sent)
                 return
         sent.give_up()
         self._outcomes.settle(attempt, CallFailedError(Fault.CANCELLED, ""))
@@ -208,14 +209,14 @@ class Fetchers:
     def wait(self, timeout_s: float) -> None:
         """Wait until the consumer may go on. Hedge the batch that it waits for if that batch is overdue."""
         timeout_s = min(timeout_s, self.hedge_if_overdue())
-        if not len(self._own):
-            self._arrived.wait(timeout_s)
+        if not len(self._inline):
+            self._outcome_arrived.wait(timeout_s)
             return
-        self._own.prepare_to_receive()
+        self._inline.prepare_to_receive()
         # The caller holds the lock. Release it during the wait, as `Condition.wait` does.
         self._fleet.lock.release()
         try:
-            self._own.receive(timeout_s)
+            self._inline.receive(timeout_s)
         finally:
             self._fleet.lock.acquire()
 
@@ -262,32 +263,35 @@ class Fetchers:
         self._for_fetchers.append(self.window.start(batch, other, now_s, is_hedge=True))
         self._ensure_thread()
         # Wake all fetchers, because a single one may take a missing batch instead.
-        self._work.notify_all()
+        self._work_exists.notify_all()
         return math.inf
 
     def _on_outcome(self, is_news: bool) -> None:
+        """Wake the consumer if an outcome concerns it. ``is_news``: return value of `Window.put`."""
+        # Any outcome may free the endpoint that a second attempt needs.
         if is_news or self._needs_endpoint:
             # The consumer takes the outcome, adds requests, or hedges.
             self._wake_consumer()
 
     def _on_missing(self) -> None:
+        """Let a fetcher request a missing batch, or make the call of an attempt that was handed over."""
         self._ensure_thread()
-        self._work.notify()
+        self._work_exists.notify()
 
     def _wake_consumer(self) -> None:
-        self._arrived.notify_all()
-        self._own.wake()
+        self._outcome_arrived.notify_all()
+        self._inline.wake()
 
     # For the fleet
 
     def on_fleet_change(self) -> None:
         """See `hetero.reader.fleet.FleetListener`."""
-        self._work.notify_all()
+        self._work_exists.notify_all()
         self._wake_consumer()
 
     def receive_for_absent(self) -> None:
         """See `hetero.reader.fleet.FleetListener`."""
-        self._own.receive_for_absent()
+        self._inline.receive_for_absent()
 
     def abandon(self) -> None:
         """Close soon, in another thread. For finalizers, which may run in a thread that holds any lock."""
@@ -305,7 +309,7 @@ class Fetchers:
         with self._fleet.lock:
             # From here on no outcome reaches the window, and calls that begin cancel themselves.
             self._outcomes.is_closed = True
-            # No fetcher will take these attempts, so they are ended here.
+            # No fetcher will take these attempts, so end them here.
             while self._for_fetchers:
                 self._outcomes.end(self._for_fetchers.popleft())
             attempts = tuple(window.attempts)
@@ -317,10 +321,10 @@ class Fetchers:
         for attempt in attempts:
             attempt.cancel()
         # Take the locks in this order only, see rule 3 of the contract.
-        with self._own.lock, self._fleet.lock:
-            self._own.close()
+        with self._inline.lock, self._fleet.lock:
+            self._inline.close()
             for attempt in attempts:
-                if attempt.is_own:
+                if attempt.is_inline:
                     # An exception may have ended the consumer before it added the fetch.
                     if attempt.call is not None:
                         attempt.call.give_up()
@@ -336,11 +340,14 @@ class Fetchers:
     def _ensure_thread(self) -> None:
         """Start a fetcher if all may be busy, at most one for each batch in flight and for each second attempt."""
         window, num_threads = self.window, len(self._threads)
-        if num_threads >= len(window.missing) + len(window.attempts) - len(self._own):
+        # There is a fetcher for each batch to request and for each attempt that the consumer does not make itself.
+        if num_threads >= len(window.missing) + len(window.attempts) - len(self._inline):
             return
         if num_threads >= window.size:
-            wanted = {attempt.batch.sequence for attempt in window.attempts if not attempt.is_given_up}
-            if num_threads >= window.size + len(window.attempts) - len(wanted):
+            # Attempts beyond one for each batch are second attempts, or were given up and still occupy their fetcher.
+            batches = {attempt.batch.sequence for attempt in window.attempts if not attempt.is_given_up}
+            num_further_attempts = len(window.attempts) - len(batches)
+            if num_threads >= window.size + num_further_attempts:
                 return
         thread = threading.Thread(target=self._run, name=f"hetero-fetcher-{num_threads}", daemon=True)
         thread.start()
@@ -355,7 +362,7 @@ class Fetchers:
         wake one fetcher. A fetcher that frees room itself need not wake another.
         """
         if self.window.missing:
-            self._work.notify()
+            self._work_exists.notify()
 
     def _run(self) -> None:
         """Fetch batches until the reader is closed. Runs in a fetcher's thread."""
@@ -378,7 +385,7 @@ class Fetchers:
                     return attempt
                 # Nothing wakes a fetcher when a busy endpoint may be asked again. Without the bound `next_free_s`, the
                 # endpoint was asked after 0.5 s instead of 0.2 s.
-                self._work.wait(min(POLL_S, self._router.next_free_s()) if self.window.missing else POLL_S)
+                self._work_exists.wait(min(POLL_S, self._router.next_free_s()) if self.window.missing else POLL_S)
         return None
 
     def _start_first(self) -> Attempt | None:
@@ -394,14 +401,14 @@ class Fetchers:
             if self._is_held_back(batch):
                 continue
             is_suspect = batch.poison.is_suspect
-            needs_planned = bool(batch.doubted) and batch.dataset.has_planned(self._router.used)
+            needs_planned = bool(batch.doubted) and batch.dataset.has_planned(self._router.endpoints)
             connection = self._router.choose(
                 batch.request.spec, alone_for=batch if is_suspect else None, is_optional_allowed=not needs_planned
             )
             if connection is not None:
                 return self._start(batch, connection)
-            # If a suspect batch, or one that needs a planned endpoint, gets no endpoint, other batches may still get
-            # one. Other batches need not be alone, and may take optional endpoints.
+            # A suspect batch needs an endpoint for itself, and a doubted batch needs a planned endpoint. If such a
+            # batch gets no endpoint, other batches of the data set may still get one.
             if not is_suspect and not needs_planned:
                 passed.add(batch.dataset)
         return None
@@ -438,6 +445,7 @@ class Fetchers:
             return error
 
     def _on_call(self, attempt: Attempt, call: Any) -> None:
+        """Keep the call that begins, for threads that cancel it. Cancel the call at once if it is not needed."""
         # No lock is needed. This thread sets the call and then reads the flags. A thread that cancels sets a flag and
         # then reads the call. Therefore at least one of the two threads cancels the call.
         attempt.call = call
@@ -447,7 +455,7 @@ class Fetchers:
     def _hand_over(self, attempt: Attempt, *, was_sent: bool = False) -> None:
         """Let a fetcher make the call of an attempt."""
         with self._fleet.lock:
-            attempt.is_own, attempt.was_sent = False, was_sent
+            attempt.is_inline, attempt.was_sent = False, was_sent
             if self.is_closed:
                 self._outcomes.end(attempt)
                 return

@@ -2,7 +2,7 @@
 
 One lock guards everything here and in the readers. No thread holds this lock during a call, while the user's thread
 waits, or while the user's code runs. One thread, the watcher, follows the directory and the back-offs. Each preparation
-runs in a short-lived thread of its own, so one slow build does not delay the others.
+runs in a separate short-lived thread, so one slow build does not delay the others.
 """
 
 from __future__ import annotations
@@ -194,15 +194,16 @@ class Fleet:
         self.check_process()
         begin_s = self.clock()
         next_log_s = begin_s + LOG_INTERVAL_S
-        settle_at_s: float | None = None
+        settle_at_s: float | None = None  # when to stop waiting for the other endpoints
         with self.lock:
             dataset = self.prepare(spec)
             while True:
                 self.raise_failure(dataset)
                 now_s = self.clock()
+                # An endpoint has described the data set. Wait for the others, unless a caller has done so before.
                 if dataset.reference is not None:
                     settle_at_s = now_s + _SETTLE_S if settle_at_s is None else settle_at_s
-                    if dataset.has_settled or now_s >= settle_at_s or dataset.is_settled(self.router.used):
+                    if dataset.has_settled or now_s >= settle_at_s or dataset.is_settled(self.router.endpoints):
                         dataset.has_settled = True
                         return dataset.reference
                 elif now_s - begin_s > self.prepare_timeout_s:
@@ -269,7 +270,7 @@ class Fleet:
                 attempt.connection.num_outstanding += 1
 
     def raise_failure(self, dataset: ServedDataset) -> None:
-        """Raise the failure that makes waiting pointless, if there is one. The caller must hold the lock."""
+        """Raise the failure because of which no batch of a data set can come, if there is one. Needs the lock."""
         failure = self._failure or dataset.failure
         if failure is not None:
             raise failure
@@ -318,11 +319,11 @@ class Fleet:
 
     def has_ready(self, spec: DatasetSpec) -> bool:
         """Return whether any endpoint of this rank serves ``spec``. The caller must hold the lock."""
-        return any(connection.serves(spec) for connection in self.router.used)
+        return any(connection.serves(spec) for connection in self.router.endpoints)
 
     def is_preparing(self, spec: DatasetSpec) -> bool:
         """Return whether an endpoint that can be reached is building ``spec``. The caller must hold the lock."""
-        return any(spec in connection.preparing for connection in self.router.used)
+        return any(spec in connection.preparing for connection in self.router.endpoints)
 
     def describe_endpoints(self) -> str:
         """Return one line that names all endpoints and the last message about each. The caller must hold the lock."""
@@ -346,12 +347,14 @@ class Fleet:
             self._notify()
 
     def _notify(self) -> None:
+        """Wake the watcher, threads in `describe`, and all readers. The caller must hold the lock."""
         self._news = True
         self._changed.notify_all()
         for listener in self._listeners:
             listener.on_fleet_change()
 
     def _watch(self) -> None:
+        """Run the watcher. If it fails, end all reading, because no other thread prepares endpoints."""
         try:
             self._follow()
         except BaseException as error:
@@ -376,10 +379,10 @@ class Fleet:
                 self.router.update()
                 now_s = self.clock()
                 due, next_due_s = unprepared(
-                    self.router.used, self._datasets, first=next(iter(self._table), None), now_s=now_s
+                    self.router.endpoints, self._datasets, first=next(iter(self._table), None), now_s=now_s
                 )
                 for connection, spec in due:
-                    # Marked while the lock is held. Otherwise the next round could prepare the data set a second time.
+                    # Mark it while the lock is held. Otherwise the next round could prepare the data set a second time.
                     connection.preparing.add(spec)
                 remaining = list(self._table)
             # Without the lock, close old connections and start the preparations.
@@ -395,11 +398,14 @@ class Fleet:
                     name=f"prepare-{connection.record.endpoint_id}",
                     daemon=True,
                 ).start()
+            # Wait for news, for the end of the first back-off, or until consumers may be absent. Wait at least 10 ms,
+            # because this thread must not run without a pause.
             with self.lock:
                 if not self._news and not self._is_closed:
                     self._changed.wait(max(0.01, min(next_due_s, now_s + ABSENT_S) - self.clock()))
 
     def _receive_for_absent(self) -> None:
+        """Receive for consumers that are absent. Without the lock, see `FleetListener.receive_for_absent`."""
         with self.lock:
             listeners = list(self._listeners)
         for listener in listeners:
@@ -452,6 +458,7 @@ class Fleet:
 
     def _prepare_failed(self, connection: EndpointConnection, error: CallFailedError, generation: int) -> None:
         """Update the endpoint's state after a failed call of `EndpointConnection.prepare`."""
+        # A busy endpoint gets the request again after a pause. Any other failure counts as a loss of the endpoint.
         if error.fault is Fault.FOREIGN:
             self.call_failed(connection, error, generation)
         elif error.fault is Fault.BUSY and connection.generation == generation:
@@ -461,6 +468,7 @@ class Fleet:
             self._mark_down(connection, error, generation)
 
     def _mark_down(self, connection: EndpointConnection, error: CallFailedError, generation: int) -> None:
+        """Record the loss of an endpoint. Count and log the loss if the endpoint was ready until now."""
         if connection.mark_down(str(error), self.clock(), generation):
             self.stats.endpoint_losses += 1
             logger.info("endpoint %s is down: %s", connection.name, error)
@@ -470,6 +478,7 @@ _fleets: weakref.WeakSet[Fleet] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
+    """Forget the parent's fleets in a forked process."""
     # The child cannot use these fleets. A thread of the parent may have held a lock at the fork, and the child
     # lacks the thread that would release the lock.
     for fleet in list(_fleets):

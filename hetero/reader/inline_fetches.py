@@ -93,6 +93,7 @@ class InlineFetches:
             else:
                 readable = self._readable(timeout_s)
             self._is_waiting = False
+            # Reset the descriptor. Otherwise the next wait would end at once.
             if self._wake_descriptor in readable:
                 with contextlib.suppress(OSError):  # a signal handler may have closed the descriptor
                     os.eventfd_read(self._wake_descriptor)
@@ -124,6 +125,7 @@ class InlineFetches:
     def close(self) -> None:
         """Close the connections of all fetches. Idempotent. The caller holds `lock` and the fleet's lock."""
         self._is_closed = True
+        # Forget the fetches first, because the consumer's `_receive` may be in progress in this thread.
         sent = [fetch for _, fetch in self._sent.values()]
         self._sent.clear()
         for fetch in sent:
@@ -168,7 +170,7 @@ class InlineFetches:
                 is later. None for now.
         """
         for descriptor in descriptors:
-            # It is the descriptor of `wake`, or a signal handler has closed the reader.
+            # The descriptor is the one of `wake`, or a signal handler has closed the reader.
             if descriptor not in self._sent:
                 continue
             attempt, sent = self._sent[descriptor]
@@ -182,7 +184,7 @@ class InlineFetches:
                 continue
             # The entry may be gone already, because a signal handler may close the reader during `receive`.
             self._sent.pop(descriptor, None)
-            # Perhaps the connection ended only because it was idle. A fetcher asks once more over a new connection.
+            # The connection may have ended only because it was idle. Let a fetcher ask again over a new connection.
             if isinstance(outcome, ConnectionResetError | BrokenPipeError):
                 self._hand_over(attempt)
                 continue

@@ -60,7 +60,7 @@ class Outcomes:
         """
         batch = attempt.batch
         with self._fleet.lock:
-            # End the attempt first, also if its outcome no longer matters, because the endpoint is free again.
+            # End the attempt even if its outcome no longer matters, because its endpoint is free again.
             self.end(attempt)
             if self.is_closed:
                 return
@@ -90,11 +90,13 @@ class Outcomes:
         An optional endpoint that skips a sample may lack its file. If the planned endpoint does not skip the sample,
         the optional one is no longer used.
         """
-        batch, used = attempt.batch, self._router.used
+        batch, used = attempt.batch, self._router.endpoints
         skipped = frozenset(skip.index for skip in fetched.skips.listed) if fetched.skips is not None else frozenset()
+        # An optional endpoint has skipped samples, so an endpoint of the plan must try them too.
         if skipped and attempt.connection.record.is_optional and batch.dataset.has_planned(used):
             batch.doubted[attempt.connection] = skipped
             return True
+        # This batch is from an endpoint of the plan. Compare its skips with those of the optional endpoints before.
         for connection, indices in batch.doubted.items():
             if missing := indices - skipped:
                 why = f"it skipped sample {min(missing)}, and {attempt.connection.record.endpoint_id} did not"
@@ -122,7 +124,7 @@ class Outcomes:
         took_s = max(0.0, answered_s - attempt.since_s)
         self._hedging.observe(request, took_s)
         stats.gathered += fetched.num_parts > 1
-        self._router.answered(attempt.connection, num_queued=fetched.num_queued, now_s=now_s)
+        attempt.connection.delivered(num_queued=fetched.num_queued, now_s=now_s)
         stats.received_bytes += fetched.nbytes - fetched.saved_bytes
         stats.saved_bytes += fetched.saved_bytes
         if fetched.lacks_compression:
@@ -140,6 +142,7 @@ class Outcomes:
             self._fleet.stats.hedges_won += 1
             now_s = self._fleet.clock()
             for other in attempt.batch.attempts:
+                # Without ``owners``, no other host computed a part.
                 if other.owners is None or other.connection.load_at_s < other.issued_s:
                     other.connection.avoid(now_s - other.since_s, now_s)
         self.deliver(attempt.batch, fetched)
@@ -152,8 +155,8 @@ class Outcomes:
         """
         batch, stats = attempt.batch, self._fleet.stats
         final = self._failed(attempt, error)
-        # If another attempt is in progress, wait for it. It cannot help if the user's code raises or the token is
-        # wrong.
+        # Wait for the other attempt if one is in progress, unless the user's code raises or the token is wrong. Then
+        # the other attempt cannot help.
         if batch.attempts and not isinstance(final, DatasetError | AuthenticationError):
             return False
         if final is not None:
@@ -190,7 +193,7 @@ class Outcomes:
             return batch.damaged(connection, error)
         if isinstance(error, DatasetError):
             why = str(error).splitlines()[0]
-            return None if batch.dataset.leave_to_others(connection, self._router.used, why) else error
+            return None if batch.dataset.leave_to_others(connection, self._router.endpoints, why) else error
         # All other errors are final at once, because a repetition gives the same error. A batch with a type that this
         # process lacks (`UnknownTypeError`) was once requested three times and counted as damaged.
         if not isinstance(error, HeteroError):

@@ -95,8 +95,11 @@ class Reader(Iterator[Any]):
         self._on_received = on_received
         self._on_wait = on_wait
         self._is_exhausted = False
-        self._dataset: ServedDataset | None = None  # data set of the last request
+        """Whether the iterator of requests has ended or raised."""
+        self._dataset: ServedDataset | None = None
+        """Data set of the latest request that was taken from the iterator."""
         self._sampler_failure: Exception | None = None
+        """Exception of the iterator of requests. `next` raises it after all earlier batches."""
         self._window = Window(
             planned=functools.partial(fleet.router.planned_batches, prefetch_factor),
             max_bytes=default_window_bytes() if window_bytes is None else window_bytes,
@@ -108,9 +111,6 @@ class Reader(Iterator[Any]):
         with fleet.lock:
             fleet.add_listener(self._fetchers)
         self._fill()
-
-    def __iter__(self) -> Reader:
-        return self
 
     def __next__(self) -> Any:
         """Return the next batch. Blocks.
@@ -125,6 +125,7 @@ class Reader(Iterator[Any]):
         receiver = None if self._dataset is None else self._dataset.receiver
         if receiver is not None:
             receiver.come_back(self._fleet.clock())
+        # Take the lock only if needed, because a small batch is delivered in less time than the lock may take.
         if self._window.is_taken:
             with self._fleet.lock:
                 self._fetchers.come_back()
@@ -203,6 +204,7 @@ class Reader(Iterator[Any]):
             with self._fleet.lock:
                 self._dataset = self._fleet.prepare(request.spec)
                 attempt = self._fetchers.add(request, self._dataset)
+            # This thread itself sends the request of this attempt. Otherwise a fetcher does so.
             if attempt is not None:
                 self._fetchers.send(attempt)
 
@@ -217,6 +219,7 @@ class Reader(Iterator[Any]):
                 outcome = fetchers.pop()
                 if outcome is not None:
                     return outcome
+                # The reader was closed, or all batches were delivered and no request is left.
                 if not self._finalizer.alive or window.is_empty or self._dataset is None:
                     return StopIteration()
                 fleet.raise_failure(self._dataset)
@@ -264,6 +267,7 @@ def default_window_bytes() -> int:
     of this process's control group (a container, for example) if that is less. ``LOCAL_WORLD_SIZE`` gives the number of
     ranks on this host, 1 if it is not set.
     """
+    # Count one rank if the variable is not a positive number.
     given = os.environ.get("LOCAL_WORLD_SIZE", "1")
     num_local_readers = int(given) if given.isdigit() and int(given) > 0 else 1
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -120,7 +120,7 @@ class Router:
         clock: Callable[[], float],
         on_free: Callable[[], None],
     ) -> None:
-        self.used: list[EndpointConnection] = []
+        self.endpoints: list[EndpointConnection] = []
         """This rank's endpoints, in order of preference."""
         self._table = table
         self._rank = rank
@@ -131,7 +131,7 @@ class Router:
 
     def update(self) -> None:
         """Select this rank's endpoints anew, because endpoints came, left, or are down."""
-        self.used = subset(self._table, self._rank, self._world_size)
+        self.endpoints = subset(self._table, self._rank, self._world_size)
 
     def planned_batches(self, prefetch_factor: float) -> int:
         """Return how many batches this rank should have in flight: its share of all slots, times a factor."""
@@ -144,7 +144,7 @@ class Router:
 
         The endpoint with the fewest outstanding requests of this process per slot is chosen. On a tie the lowest
         reported load decides, then the longest time since the last choice. Between endpoints that were never chosen,
-        the order of `used` decides, which differs between ranks. A straggler is chosen only if all others are
+        the order of `endpoints` decides, which differs between ranks. A straggler is chosen only if all others are
         unsuitable.
 
         Args:
@@ -157,12 +157,13 @@ class Router:
         now_s = self._clock()
         ready = [
             connection
-            for connection in self.used
+            for connection in self.endpoints
             if connection.serves(spec)
             and (is_optional_allowed or not connection.record.is_optional)
             and connection.busy_until_s <= now_s
             and connection.reserved_by in (None, alone_for)
         ]
+        # False comes before True. So the endpoint that is reserved for the request comes first. Stragglers come last.
         chosen = min(
             ready,
             key=lambda connection: (
@@ -177,6 +178,7 @@ class Router:
                 # Another endpoint was reserved for the request before, but was not chosen now. Free it.
                 self.unreserve((alone_for,))
             chosen.reserved_by = alone_for
+            # Earlier requests are still on the endpoint. The caller asks again when the endpoint is free.
             if chosen.num_outstanding:
                 return None
         return self._occupy(chosen)
@@ -209,7 +211,7 @@ class Router:
         if not isinstance(work, IndexedWork) or not isinstance(work.indices, np.ndarray):
             return (), None
         # All ranks count all endpoints of a host, and therefore find the same owners.
-        hosts = {connection.record.host for connection in self.used}
+        hosts = {connection.record.host for connection in self.endpoints}
         num_endpoints = Counter(
             connection.record.host
             for connection in self._table
@@ -266,7 +268,7 @@ class Router:
         self, spec: DatasetSpec, now_s: float, *, besides: EndpointConnection
     ) -> Iterator[EndpointConnection]:
         """Yield the endpoints except ``besides`` that may help with its request: ready, not reserved, no stragglers."""
-        for connection in self.used:
+        for connection in self.endpoints:
             if (
                 connection is not besides
                 and not connection.is_avoided(now_s)
@@ -294,18 +296,14 @@ class Router:
                 connection.reserved_by = None
         self._on_free()
 
-    def answered(self, connection: EndpointConnection, *, num_queued: int, now_s: float) -> None:
-        """Record that an endpoint delivered a batch, and the load that it reported."""
-        connection.delivered()
-        connection.load, connection.load_at_s = num_queued, now_s
-
     def next_free_s(self) -> float:
         """Return the seconds until the first busy endpoint may be asked again, infinite if none are busy."""
         now_s = self._clock()
-        busy_until_s = [each.busy_until_s for each in self.used if each.busy_until_s > now_s]
+        busy_until_s = [each.busy_until_s for each in self.endpoints if each.busy_until_s > now_s]
         return min(busy_until_s, default=math.inf) - now_s
 
     def _occupy(self, chosen: EndpointConnection | None) -> EndpointConnection | None:
+        """Count a request on the chosen endpoint, if there is one, and return the endpoint."""
         if chosen is not None:
             self._num_choices += 1
             chosen.chosen_at = self._num_choices
@@ -329,6 +327,7 @@ def subset(connections: Iterable[EndpointConnection], rank: int, world_size: int
     Returns:
         The endpoints in order of preference.
     """
+    # First the endpoint 0 of each host, then the endpoint 1 of each host, and so on.
     across_hosts = sorted(connections, key=_index_on_host)
     count = len(across_hosts)
     start = rank * count // world_size
@@ -364,10 +363,12 @@ def unprepared(
     """
     due = []
     next_due_s = math.inf
+    # If this rank does not use the first endpoint of the job, add it.
     for connection in connections if first is None or first in connections else [first, *connections]:
         # If an endpoint has described a data set, it needs no preparation. It waits to be compared with the reference.
         known = connection.prepared | connection.preparing | connection.unusable | connection.descriptions.keys()
         missing = [spec for spec in specs if spec not in known]
+        # A foreign endpoint is never used, because another process has its address.
         if not missing or connection.state is ConnectionState.FOREIGN:
             continue
         if connection.retry_at_s > now_s:
@@ -386,6 +387,7 @@ def _burden(connection: EndpointConnection, now_s: float) -> tuple[float, float,
 
 
 def _index_on_host(connection: EndpointConnection) -> int:
+    """Return the index in an endpoint's id, such as 3 for ``algo-1/3``."""
     index = connection.record.endpoint_id.rpartition("/")[2]
     return int(index) if index.isdigit() else 0
 
@@ -411,6 +413,7 @@ def owners_of(indices: npt.NDArray[np.int64], hosts: Mapping[str, int]) -> npt.N
 
 
 def _key(host: str) -> np.uint64:
+    """Return a hash of a host's name."""
     # blake2b and not `hash`, because `hash` differs between processes, and all ranks must find the same owners.
     return np.uint64(int.from_bytes(blake2b(host.encode(), digest_size=8).digest(), "little"))
 

@@ -43,8 +43,8 @@ class WindowGrowth:
     MAX_BYTES = 24 * 2**20
 
     def __init__(self) -> None:
-        # A delivery takes away a sixteenth of a place. A float holds sixteenths exactly.
         self._places = 0.0
+        """Additional places. A delivery takes away a sixteenth of a place, and a float holds sixteenths exactly."""
 
     def is_held_up(self, *, num_waiting: int, size: int) -> bool:
         """Return whether the next batch holds up at least half a window, and add places if it does.
@@ -59,9 +59,8 @@ class WindowGrowth:
         return True
 
     def delivered(self) -> None:
-        """Record a delivery."""
-        if self._places:
-            self._places = max(0.0, self._places - 1 / self.DELIVERIES_PER_PLACE)
+        """Record a delivery, which takes away a part of an additional place."""
+        self._places = max(0.0, self._places - 1 / self.DELIVERIES_PER_PLACE)
 
     def limit(self, *, num_waiting: int, size: int) -> int:
         """Return how many undelivered batches there may be: ``size``, and those waiting in an additional place."""
@@ -75,12 +74,10 @@ class Window:
         planned: Returns the planned number of batches in flight, at least 2. The number changes with the endpoints.
         max_bytes: Bound of the bytes of all batches that have arrived or are in progress. All windows of this process
             share the bound.
-        all_bytes: Returns the bytes of such batches of all windows of this process. None if this is the only window.
+        all_bytes: Returns the bytes of such batches of all windows of this process.
     """
 
-    def __init__(
-        self, *, planned: Callable[[], int], max_bytes: int, all_bytes: Callable[[], int] | None = None
-    ) -> None:
+    def __init__(self, *, planned: Callable[[], int], max_bytes: int, all_bytes: Callable[[], int]) -> None:
         self.next_sequence = 0
         """Number of the next batch to deliver."""
         self.outcomes: dict[int, Fetched | BaseException] = {}
@@ -97,7 +94,9 @@ class Window:
         self._all_bytes = all_bytes
         self._num_added = 0
         self._held_bytes = 0
+        """Bytes of the batches that wait for their turn."""
         self._taken_bytes = 0
+        """Bytes of the last delivered batch, while it still counts. See `come_back`."""
         self._growth = WindowGrowth()
 
     @property
@@ -188,15 +187,17 @@ class Window:
 
     def has_room(self, batch: PendingBatch) -> bool:
         """Return whether the bytes of a missing batch fit. The next batch to deliver always fits."""
+        # The consumer waits for this batch, and nothing frees bytes before it is delivered.
         if batch.sequence == self.next_sequence:
             return True
         batch_bytes = batch.dataset.batch_bytes
         is_ahead = self.request is not None and batch.request.epoch != self.request.epoch
+        # Batches in progress, and this batch, may become as large as the largest recent batch.
         used_bytes = self._taken_bytes + self._held_bytes + (len(self.attempts) + 1) * batch_bytes
         if used_bytes > self._planned() * batch_bytes + WindowGrowth.MAX_BYTES:
             return False
+        # A window may always use half of the bound, whatever the other windows use.
         if used_bytes <= self._max_bytes // 2 and not is_ahead:
-            # A window may always use half of the bound, whatever the other windows use.
             return True
         return used_bytes <= self._own_max_bytes(is_ahead=is_ahead)
 
@@ -212,10 +213,10 @@ class Window:
         requested only while all windows together use less than half of the bound. So the other half is left for loaders
         whose pass is in progress.
         """
-        others = 0 if self._all_bytes is None else self._all_bytes() - self.used_bytes
+        others_bytes = self._all_bytes() - self.used_bytes
         if is_ahead:
-            return self._max_bytes // 2 - others
-        return max(self._max_bytes - others, self._max_bytes // 2)
+            return self._max_bytes // 2 - others_bytes
+        return max(self._max_bytes - others_bytes, self._max_bytes // 2)
 
     def start(
         self, batch: PendingBatch, connection: EndpointConnection, now_s: float, *, is_hedge: bool = False

@@ -146,7 +146,9 @@ def from_dataset(
             "data hosts, start the job without --data-service tf",
             name or spec.name,
         )
-    if session is not None and session.world_size > 1 and not _has_strategy_facts():
+    # A strategy finds the other ranks by TF_CONFIG, and Horovod finds them by MPI's variables.
+    finds_ranks = "TF_CONFIG" in os.environ or "OMPI_COMM_WORLD_SIZE" in os.environ
+    if session is not None and session.world_size > 1 and not finds_ranks:
         logger.warning(
             "the job has %d ranks and no TF_CONFIG, so a tf.distribute strategy contains only this rank, and each rank "
             "trains a separate model; start the job with --framework tensorflow",
@@ -294,15 +296,11 @@ def _check_tensorflow() -> None:
     try:
         import tensorflow as tf  # noqa: F401
     except ModuleNotFoundError as error:
+        # TensorFlow itself is installed, but a module that it needs is missing. The original error names this module.
         if error.name != "tensorflow":
             raise
         missing = "hetero.tf needs TensorFlow, which is not installed: pip install 'tensorflow>=2.16'"
         raise ImportError(missing) from None
-
-
-def _has_strategy_facts() -> bool:
-    """Return whether the environment tells ranks how to find each other: TF_CONFIG, or MPI's variables for Horovod."""
-    return "TF_CONFIG" in os.environ or "OMPI_COMM_WORLD_SIZE" in os.environ
 
 
 def _check_arguments(
@@ -320,6 +318,7 @@ def _check_arguments(
         ("placement", placement, _PLACEMENTS),
         ("coordinated", coordinated, (False, True)),
     ):
+        # Compare texts by value, and None and booleans by identity, because 0 and 1 equal False and True.
         if not any(value is choice or (isinstance(value, str) and value == choice) for choice in choices):
             raise ConfigError(f"{argument} is {value!r}, expected one of {', '.join(map(repr, choices))}")
     if max_outstanding_requests is not None and (

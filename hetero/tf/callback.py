@@ -99,7 +99,9 @@ def _num_pipelines(strategy: Any) -> int:
     `fit` calls TensorFlow's `experimental_distribute_dataset` for a dataset. TensorFlow then treats a batch as the
     global batch of all these processes, and cuts it into one part for each.
     """
+    # With one replica there is one process. Some strategies of this kind have no ``worker_devices``.
     if strategy is None or strategy.num_replicas_in_sync == 1:
         return 1
+    # ``worker_devices`` are the devices of this process, with one replica each.
     num_replicas: int = strategy.num_replicas_in_sync
     return max(1, num_replicas // len(strategy.extended.worker_devices))

@@ -176,7 +176,8 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
         feed.batches_per_step = check_batches_per_step(batches_per_step)
         feed.announce_reports()
         iterator = iter(batches)
-        if isinstance(iterator, _CountingIterator):  # this iterator itself counts its batches
+        # The iterator of this dataset already counts and measures its batches.
+        if isinstance(iterator, _CountingIterator):
             return iterator
         return _MeasuringIterator(iterator, feed, batches_per_step)
 
@@ -193,7 +194,8 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
         """
         if type(num_batches) is not int or num_batches < 0:
             raise ConfigError(f"num_batches is {num_batches!r}, expected an integer of at least 0")
-        self._feed.mark_consumed(num_batches)
+        self._feed.consume(num_batches)
+        control.check_stop(self._feed.timer)
 
     @property
     def step_timer(self) -> StepTimer:
@@ -220,9 +222,11 @@ class _MeasuringIterator:
         return self
 
     def __next__(self) -> Any:
+        """Return the next element, count its batches as consumed and measure the step. See `FedDataset.measure`."""
         try:
             return self._feed.deliver(self._iterator.__next__, self._batches_per_step)
         except tf.errors.OpError:
+            # If hetero or the data set caused the error, raise the original exception. Without a job there is none.
             session = control.current()
             if session is None or session.hidden_error is None:
                 raise
@@ -230,9 +234,10 @@ class _MeasuringIterator:
 
 
 def _raise(failure: Exception) -> NoReturn:
-    """Raise the exception of TensorFlow's thread. TensorFlow's own error contains only the exception's text.
+    """Raise the exception of TensorFlow's thread, because TensorFlow's own error contains only the exception's text.
 
-    If the exception is a `StopError`, end the job.
+    If the exception is a `StopError`, end this process instead, because the job was asked to stop. An exception of the
+    data set gets the type that the data set raised.
     """
     session = control.current()
     if session is not None:
@@ -246,6 +251,7 @@ def _raise(failure: Exception) -> NoReturn:
     try:
         raise failure from None
     finally:
+        # The exception's traceback refers to this frame. If the frame kept the exception, both would stay in memory.
         del failure
 
 

@@ -57,14 +57,18 @@ class Deliveries:
         """
         log = self._log.numpy()
         count = int(log[0])
+        # The record has places for the latest batches only. The first batch to read may have been overwritten.
         first = max(self._num_read, count - _NUM_KEPT)
         num_lost = first - self._num_read
         self._num_read = count
+        # The record is a ring: after the count, each batch has two places, for its time and its size.
         places = (1 + 2 * (index % _NUM_KEPT) for index in range(first, count))
         kept = [(float(log[place]), int(log[place + 1])) for place in places]
-        return [(0.0, size) for _, size in kept[:1]] * num_lost + kept
+        lost = [(0.0, size) for _, size in kept[:1]] * num_lost
+        return lost + kept
 
     def _note(self, size: Any) -> None:
+        """Add the current time and a batch's size to the record. TensorFlow runs this in the pipeline's graph."""
         count = self._log.sparse_read([0])[0]
         place = 1 + 2 * (tf.cast(count, tf.int64) % _NUM_KEPT)
         places = tf.stack([tf.constant(0, tf.int64), place, place + 1])
@@ -78,16 +82,17 @@ def num_samples(batch: Any) -> Any:
     Return 1 if the leaf does not have dimensions.
     """
     leaf = next((leaf for leaf in tf.nest.flatten(batch) if leaf is not None), None)
+    # A strategy has split the batch among its replicas.
     if isinstance(leaf, tf.distribute.DistributedValues):
         return sum(map(num_samples, leaf.values))
     if isinstance(leaf, tf.RaggedTensor):
         return leaf.nrows()
+    # Here and below, the product of at most one dimension is 1 for a tensor without dimensions.
     if isinstance(leaf, tf.SparseTensor):
         return tf.reduce_prod(leaf.dense_shape[:1])
-    if not isinstance(leaf, tf.Tensor):
+    if not isinstance(leaf, tf.Tensor) or leaf.shape.rank == 0:
         return 1
-    if leaf.shape.rank == 0:
-        return 1
+    # In a graph the rank or the first dimension may be unknown. Then only the tensor itself has the number.
     if leaf.shape.rank is not None and leaf.shape[0] is not None:
         return leaf.shape[0]
     return tf.reduce_prod(tf.shape(leaf, tf.int64)[:1])

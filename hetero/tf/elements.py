@@ -75,12 +75,15 @@ def derive_spec(probes: Sequence[tuple[int, Any]], *, batch_size: int | None, dr
     (num_first, first), (num_second, second) = probes
 
     def dimension(one: int, other: int) -> int | None:
+        """Return the dimension that all batches have, from the dimensions of the two probes. None if it varies."""
         if one == other:
             return one
+        # The dimension is proportional to the number of samples.
         grows = one * num_second == other * num_first
         return one * batch_size // num_first if batch_size is not None and drop_last and grows else None
 
     def leaf(path: str, one: Any, other: Any) -> Any:
+        """Return the specification that one array of both probes fits. ``path`` is the array's place in the batch."""
         if one.dtype != other.dtype:
             raise ConfigError(
                 f"{path} has dtype {one.dtype} in one batch and {other.dtype} in another\n{_DTYPE_ADVICE}"
@@ -96,6 +99,7 @@ def derive_spec(probes: Sequence[tuple[int, Any]], *, batch_size: int | None, dr
                 "  Return the same number of dimensions in every batch."
             )
         shape = [dimension(*pair) for pair in zip(one.shape, other.shape, strict=True)]
+        # The data set makes batches of any size, even if both probes have the same size.
         if batch_size is None and shape:
             shape[0] = None
         return tf.TensorSpec(shape, tf.as_dtype(one.dtype))
@@ -111,11 +115,13 @@ def check_spec(spec: Any) -> Any:
     """
 
     def leaf(path: str, one: Any, _: Any) -> Any:
+        """Return a part of the specification, if it is valid. ``path`` is the part's place in the batch."""
         if not isinstance(one, tf.TensorSpec):
             found = type_name(type(one))
             raise ConfigError(f"element_spec: {path} is a {found}, expected tf.TensorSpec, or dicts or tuples of it")
         return one
 
+    # Merging a specification with itself visits each part.
     return _merge(spec, spec, "batch", leaf)
 
 
@@ -129,6 +135,7 @@ def check_element(element: Any, spec: Any) -> None:
 
 
 def _check_leaf(path: str, array: Any, spec: Any) -> None:
+    """Check that an array fits its specification. ``path`` is the array's place in the batch, for errors."""
     if spec.dtype != tf.as_dtype(array.dtype):
         raise ConfigError(
             f"{path} has dtype {array.dtype}, expected {spec.dtype.name} as in the element_spec\n{_DTYPE_ADVICE}"
@@ -175,17 +182,18 @@ def _element(value: Any, path: str) -> Any:
     )
 
 
+def _tensor_array(torch: Any, tensor: Any) -> Any:
+    if tensor.dtype is torch.bfloat16:  # NumPy does not have this dtype, but TensorFlow adds it
+        return tensor.view(torch.int16).numpy().view(tf.bfloat16.as_numpy_dtype)
+    return tensor.numpy()
+
+
 def _text_array(texts: Sequence[Any]) -> np.ndarray[Any, Any]:
+    """Return an array of objects with the texts as UTF-8 bytes."""
     # An array of NumPy's own bytes type would lose NUL bytes at the end of a text.
     array = np.empty(len(texts), object)
     array[:] = [text.encode() if isinstance(text, str) else text for text in texts]
     return array
-
-
-def _tensor_array(torch: Any, tensor: Any) -> Any:
-    if tensor.dtype is torch.bfloat16:  # NumPy does not have this dtype
-        return tensor.view(torch.int16).numpy().view(tf.bfloat16.as_numpy_dtype)
-    return tensor.numpy()
 
 
 def _merge(one: Any, other: Any, path: str, leaf: Callable[[str, Any, Any], Any]) -> Any:
@@ -209,6 +217,7 @@ def _merge(one: Any, other: Any, path: str, leaf: Callable[[str, Any, Any], Any]
 
 
 def _other_structure(path: str, one: Any, other: Any) -> ConfigError:
+    """Return the error for two batches whose structures differ at ``path``."""
     return ConfigError(
         f"{path} is {_outline(one)} in one batch, expected {_outline(other)}\n"
         "  All batches must have the same structure. If the length of a list varies, pad and stack it in collate_fn."
@@ -216,6 +225,7 @@ def _other_structure(path: str, one: Any, other: Any) -> ConfigError:
 
 
 def _outline(value: Any) -> str:
+    """Return a short description of a value's structure, for errors."""
     if isinstance(value, dict):
         return f"a dict of {', '.join(map(repr, value))}"[:200]
     if isinstance(value, tuple):

@@ -71,7 +71,7 @@ class Feed(LoaderPipeline):
         super().__init__(spec, options)
         self.num_workers = num_workers
         self.prefetch_factor = prefetch_factor
-        self.convert: Callable[[Any], Any] = _as_it_is
+        self.convert: Callable[[Any], Any] = lambda batch: batch
         """Converts a batch to an element. Its exceptions reach the script."""
         self.size_of: Callable[[Any], int] | None = None
         """Returns the number of samples of an element. If None, a batch has one sample per index."""
@@ -91,17 +91,13 @@ class Feed(LoaderPipeline):
             session: The session of this rank.
             kept: The batches to repeat. Empty at first.
         """
-
-        def make() -> LoaderProfiler:
-            return LoaderProfiler(
-                self,
-                session,
-                kept,
-                num_processes=0 if session.remote else self.num_workers,
-                measure=lambda requests: measure_here(lambda: build(self.subject), requests),
-            )
-
-        self._profiler = LoaderProfiler.of(self, session, make)
+        self._profiler = LoaderProfiler(
+            self,
+            session,
+            kept,
+            num_processes=0 if session.remote else self.num_workers,
+            measure=lambda requests: measure_here(lambda: build(self.subject), requests),
+        ).shared(session)
 
     # Requests of the script
 
@@ -178,6 +174,7 @@ class Feed(LoaderPipeline):
                 "  Pass element_spec=."
             )
         options = self.options
+        # Without a batch size, an item of the data set is a batch, so one index is requested.
         num_first = min(options.batch_size or 1, num_samples)
         num_second = 1 if options.batch_size is None else num_first // 2 or 2
         # The second batch comes from the end. If the data set has only one sample, this sample comes twice.
@@ -202,13 +199,17 @@ class Feed(LoaderPipeline):
     # Producing: in TensorFlow's threads
 
     def produce(self) -> Iterator[Any]:
-        """Yield the elements of one pass. TensorFlow runs this generator. An exception is also stored in the pass."""
+        """Yield the elements of one pass. TensorFlow runs this generator in its own thread.
+
+        Record each batch as produced before it is yielded. An exception is also stored in the pass, because TensorFlow
+        shows the script only the exception's text.
+        """
         order, shard = self.order(), self.shard()
         tf_pass = self.passes.begin(order, shard)
         reader: Batches | None = None
         try:
             reader, requests = self._begin_reading(tf_pass, order, shard)
-            while not requests.is_through():
+            while not requests.is_pass_over():
                 try:
                     batch = next(reader)
                 except StopIteration:
@@ -216,19 +217,22 @@ class Feed(LoaderPipeline):
                 request = reader.request
                 assert request is not None
                 requests.passed()
-                is_last = requests.is_through()
+                is_last = requests.is_pass_over()
                 entry = auditing.entry_of(self, request, batch)
                 element = self.convert(batch)
                 size = request.work.num_samples if self.size_of is None else self.size_of(element)
                 is_repeated = isinstance(reader, ProfiledBatches) and reader.is_repeated
                 self._note_produced(tf_pass, size, entry, is_repeated)
-                if is_last:  # keep the reader now, because TensorFlow may never ask for another batch, as with take()
+                # Keep the reader for the next pass now, because TensorFlow may never ask for another batch, as with
+                # take(). The local name is cleared, because `except` must not close a reader that is kept.
+                if is_last:
                     self.prefetched.keep(reader, requests)
                     reader = None
                     yield element
                     return
                 yield element
-            self.prefetched.keep(reader, requests)  # nothing was left of the epoch
+            # The pass has no batches, because nothing was left of its epoch.
+            self.prefetched.keep(reader, requests)
         except Exception as error:
             self._note_failed(tf_pass, error)
             if reader is not None:
@@ -243,12 +247,17 @@ class Feed(LoaderPipeline):
     def _begin_reading(
         self, tf_pass: TensorFlowPass, order: BuiltInOrder, shard: Shard
     ) -> tuple[Batches, EpochRequests]:
-        """Return the batches of a pass with their requests. In a profile run, kept batches replace some batches."""
+        """Return the batches of a pass, and their requests.
+
+        If batches of this pass were requested in the pass before, continue with their reader. In a profile run, kept
+        batches replace some batches.
+        """
         start = dataclasses.replace(tf_pass.start, num_samples=order.num_samples)
         kept = self.prefetched.take(start, shard)
         if kept is not None:
             return kept
         planned = order.batches(start.epoch, shard, start=start.batches)
+        # A profile run measures each pass by itself, so no batch of the next epoch is requested in this one.
         goes_on = self._profiler is None and self.may_go_on
         requests = EpochRequests(self, start, planned, goes_on=goes_on)
         open_source = functools.partial(self._open, on_skips=self.skips.note, on_wait=_check_wait_of_framework)
@@ -268,15 +277,16 @@ class Feed(LoaderPipeline):
         return dataclasses.replace(super().request(planned, epoch, is_prefetch=is_prefetch), as_is=True)
 
     def _note_produced(self, tf_pass: TensorFlowPass, size: int, entry: BatchEntry | None, is_repeated: bool) -> None:
+        """Record a batch as produced. `ProducedBatch` describes the arguments. End the wait of a step of fit."""
         with self.passes.hold():
             tf_pass.produce(size, entry, is_repeated=is_repeated)
             step = self._waiting_step(tf_pass)
             if step is not None:
-                # A step of fit waits inside TensorFlow. The wait of the step ends when its first batch is produced.
+                # A step of fit waits inside TensorFlow, so only TensorFlow's thread knows when the wait ends.
                 step.waited_s = time.perf_counter() - step.begun_s
 
     def _note_failed(self, tf_pass: TensorFlowPass, error: Exception) -> None:
-        """Keep an exception of TensorFlow's thread for the script and the rank, and stop the clock."""
+        """Keep an exception of TensorFlow's thread for the script and the rank. Stop the clock of a waiting step."""
         session = control.current()
         if session is not None and isinstance(error, HeteroError):
             # Keras raises an OpError that contains only the text of this error. Keep this error, because the rank
@@ -306,8 +316,8 @@ class Feed(LoaderPipeline):
             prefetch_factor=self.prefetch_factor,
             # This process must not compute batches, because other threads draw random numbers at the same time.
             compares_batches=False,
-            # Both functions end the wait when the job is asked to stop. Without this, Keras never returned to a rank
-            # that waited for a hanging process of its own.
+            # This function ends the wait when the job is asked to stop. Without this, Keras never returned to a rank
+            # that waited for one of its processes that hung.
             on_wait=on_wait if is_remote() else self._and_check_processes(on_wait),
             on_received=self.traffic.add,
             on_skips=on_skips,
@@ -324,6 +334,7 @@ class Feed(LoaderPipeline):
         return check
 
     def _fleet(self) -> Fleet:
+        """Return the endpoints of the job, or else the endpoints of this process, which are started on first use."""
         session = control.current()
         if session is not None and session.remote:
             return remote.fleet_for(session)
@@ -340,7 +351,7 @@ class Feed(LoaderPipeline):
             SystemExit: If the job was asked to stop. The stop callbacks have run.
         """
         with self.passes.hold():
-            self._step = None  # the previous step may not have been reported as ended
+            self._step = None  # the script may not have reported the previous step as ended
         if self._profiler is not None:
             self._profiler.measure_if_done()
         begun_s = time.perf_counter()
@@ -369,32 +380,32 @@ class Feed(LoaderPipeline):
         except BaseException:
             self.pause()
             raise
-        self._consume(num_batches, is_awaited=True)
+        self.consume(num_batches, is_awaited=True)
         return element
 
-    def consume(self, num_batches: int) -> None:
+    def consume(self, num_batches: int, *, is_awaited: bool = False) -> None:
         """Record the next batches as consumed. Ignores passes whose batches an iterator counts.
 
-        If `begin_step` began a step, these are the batches of this step. Otherwise no step is measured.
+        If `begin_step` began a step, these are the batches of this step. Without a step, and if ``is_awaited`` is
+        False, no step is measured.
 
         Args:
             num_batches: Number of batches. At the end of an epoch Keras may report more batches than were produced.
                 The excess is ignored.
+            is_awaited: Whether the wait for the batches, which `await_batch` began, ends now.
         """
-        self._consume(num_batches, is_awaited=False)
-
-    def _consume(self, num_batches: int, *, is_awaited: bool) -> None:
-        """Record batches as `consume` does. With ``is_awaited``, the caller's wait for the batches ends here."""
         with self.passes.hold():
             batches = self.passes.report(num_batches)
             step, self._step = self._step, None
             if batches and (is_awaited or step is not None):
-                # The wait ended when the first batch was produced. The wait is 0 if a buffer already had the batch.
+                # None: the timer measures until now. In fit the wait ended when the first batch was produced. The wait
+                # is 0 if a buffer already had this batch.
                 waited_s = None if is_awaited or step is None else step.waited_s or 0.0
+                # Rounded up, because the last step of an epoch may have fewer batches.
                 num_steps = -(-len(batches) // self.batches_per_step)
                 self._note_delivery(batches, knows_wait=is_awaited or len(batches) == 1)
                 self.timer.end_wait(sum(batch.size for batch in batches), waited_s=waited_s, num_steps=num_steps)
-        self._enter(batches)
+        self._add_to_ledger(batches)
 
     def consume_from(self, tf_pass: TensorFlowPass) -> None:
         """Record the next batch of a pass as consumed. The wait that `await_batch` began ends here."""
@@ -404,20 +415,28 @@ class Feed(LoaderPipeline):
             self.timer.end_wait(batch.size)
             self._step = None
         # Add the ledger's entry outside the lock, because this writes to a file.
-        self._enter([batch])
+        self._add_to_ledger([batch])
 
     def _note_delivery(self, batches: list[ProducedBatch], *, knows_wait: bool) -> None:
-        """Report to the profiler the steps that end now: the computation on earlier batches, and the wait for these."""
+        """Report to the profiler the steps that end with the delivery of these batches.
+
+        Such a step consists of the computation on earlier batches, and the wait for these batches.
+
+        Args:
+            batches: The batches, at least one.
+            knows_wait: Whether the wait for each of the batches is measured.
+        """
         if self._profiler is None:
             return
         self._profiler.batches_per_step = self.batches_per_step
         has_fetched = not all(batch.is_repeated for batch in batches)
+        # The computation of these steps was on the batches of the last delivery, so these batches count too.
         self._profiler.begin_delivery(
             is_first=batches[0].is_first, has_fetched=has_fetched or self._had_fetched, knows_wait=knows_wait
         )
         self._had_fetched = has_fetched
 
-    def _enter(self, batches: Iterable[ProducedBatch]) -> None:
+    def _add_to_ledger(self, batches: Iterable[ProducedBatch]) -> None:
         for batch in batches:
             if batch.entry is not None:
                 auditing.add(self, batch.entry)
@@ -426,15 +445,6 @@ class Feed(LoaderPipeline):
         """Record that the script will report consumed batches, for the passes that begin from now on."""
         with self.passes.hold():
             self.passes.announce_reports()
-
-    def mark_consumed(self, num_batches: int) -> None:
-        """Record batches as consumed, without measuring a step. The job may end here.
-
-        Raises:
-            SystemExit: If the job was asked to stop. The stop callbacks have run.
-        """
-        self.consume(num_batches)
-        control.check_stop(self.timer)
 
     def begin_training(self, num_pipelines: int = 1) -> None:
         """Prepare for calls of `consume`. These calls will ignore the passes that have begun before now.
@@ -482,7 +492,3 @@ def _check_wait_of_framework(is_starved: bool) -> None:
     session = control.current()
     if session is not None and session.must_end_wait(is_starved):
         raise StopError("the job was asked to stop, and the next batch has not arrived")
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch

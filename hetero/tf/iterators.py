@@ -32,6 +32,7 @@ class ScriptIterator(OwnedIterator):  # type: ignore[misc]
         Raises:
             SystemExit: If the job was asked to stop. The stop callbacks have run.
         """
+        # Frame 1 is the caller of ``next``.
         if not tf.executing_eagerly() or _is_keras(sys._getframe(1)):
             return super().__next__()
         return self._next_of_script(super().__next__)
@@ -42,4 +43,5 @@ class ScriptIterator(OwnedIterator):  # type: ignore[misc]
 
 
 def _is_keras(frame: FrameType) -> bool:
+    """Return whether the code of a frame belongs to Keras."""
     return str(frame.f_globals.get("__name__", "")).partition(".")[0] in _KERAS

@@ -146,12 +146,14 @@ class _Steps(LoaderTiming):
         self.is_cut = False
         """Whether a strategy of several processes cuts each batch into one part per process. A step consumes a part."""
         self._parts_per_batch = 1
+        """Parts that a batch is cut into. Each step consumes one of them."""
         self._deliveries = deliveries
         self._prefetched: deque[tuple[float, int]] = deque()
         """Time and size of each batch that left the pipeline and was not yet consumed."""
         self._parts: list[int] = []
         """Sizes of the remaining parts of the batch that is being consumed."""
         self._begun_s = 0.0
+        """Time when the present step began, in seconds of `time.time`."""
 
     def deliver(self, following: Callable[[], Any]) -> Any:
         """Return the next batch, which ``following`` returns, and measure it as a step."""
@@ -202,6 +204,8 @@ class _Steps(LoaderTiming):
                 if len(consumed) < self.batches_per_step:  # the first step consumes this batch
                     waited_s = came_s - self._begun_s
             consumed.append(self._parts.pop())
+        # Rounded up, because the last step of an epoch may have fewer batches. At least 1, because a step has ended
+        # even if its batches came from a cache behind this dataset and did not leave the pipeline again.
         num_steps = max(1, -(-len(consumed) // self.batches_per_step))
         self.timer.end_wait(sum(consumed), waited_s=waited_s, num_steps=num_steps)
 
@@ -216,4 +220,5 @@ class _Steps(LoaderTiming):
 
 
 def _parts(size: int, num_parts: int) -> list[int]:
+    """Return the sizes of the parts of a batch of ``size`` samples. They differ by at most one sample."""
     return [size * (part + 1) // num_parts - size * part // num_parts for part in range(num_parts)]

@@ -20,6 +20,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hetero.audit.ledger import BatchEntry
@@ -97,46 +98,34 @@ class ProducedBatch(NamedTuple):
     """Whether a profile run repeats the batch."""
 
 
+# Two passes are equal only if they are the same object, because `PassLog` looks passes up in a list.
+@dataclass(eq=False, kw_only=True)
 class TensorFlowPass:
-    """One pass that TensorFlow has begun.
+    """One pass that TensorFlow has begun."""
 
-    Args:
-        start: First position of the pass.
-        num_batches: Number of this rank's batches from the start on.
-        num_global_batches: Number of global batches of the whole epoch.
-        previous: The pass before this one.
-        is_counted: Whether an iterator of the script counts the consumed batches. Other reports ignore the pass.
-        is_announced: Whether the script has announced or begun its reports. If not, it may never report the batches.
-    """
-
-    def __init__(
-        self,
-        start: Start,
-        *,
-        num_batches: int,
-        num_global_batches: int,
-        previous: TensorFlowPass | None,
-        is_counted: bool,
-        is_announced: bool,
-    ) -> None:
-        self.start = start
-        self.num_batches = num_batches
-        self.num_global_batches = num_global_batches
-        self.previous = previous
-        """Pass before this one. If this pass becomes void, the next pass follows it. None if no longer needed."""
-        self.is_counted = is_counted
-        self.is_announced = is_announced
-        self.stage = Stage.RUNNING
-        self.num_produced = 0
-        """Batches that TensorFlow has received."""
-        self.num_consumed = 0
-        """Batches that an iterator or a report of the script counts as consumed."""
-        self.number: int | None = None
-        """Number of this pass in `Progress`. None until one of its batches is consumed."""
-        self.failure: Exception | None = None
-        """Exception that ended the pass."""
-        self._unconsumed: deque[ProducedBatch] = deque()
-        """Produced batches that are not yet consumed, the oldest first. Without those that were forgotten."""
+    start: Start
+    """First position of the pass."""
+    num_batches: int
+    """Number of this rank's batches from the start on."""
+    num_global_batches: int
+    """Number of global batches of the whole epoch."""
+    previous: TensorFlowPass | None
+    """Pass before this one. If this pass becomes void, the next pass follows the pass before. None if not needed."""
+    is_counted: bool
+    """Whether an iterator of the script counts the consumed batches. Other reports ignore the pass."""
+    is_announced: bool
+    """Whether the script had announced or begun its reports when the pass began. If not, it may never report."""
+    stage: Stage = Stage.RUNNING
+    num_produced: int = 0
+    """Batches that TensorFlow has received."""
+    num_consumed: int = 0
+    """Batches that an iterator or a report of the script counts as consumed."""
+    number: int | None = None
+    """Number of this pass in `Progress`. None until one of its batches is consumed."""
+    failure: Exception | None = None
+    """Exception that ended the pass."""
+    _unconsumed: deque[ProducedBatch] = field(default_factory=deque)
+    """Produced batches that are not yet consumed, the oldest first. Without those that were forgotten."""
 
     @property
     def is_open(self) -> bool:
@@ -150,12 +139,12 @@ class TensorFlowPass:
 
     @property
     def has_happened(self) -> bool:
-        """Whether the next pass is the next epoch."""
+        """Whether the pass counts as an epoch: a batch was consumed, or the last batch was produced."""
         return self.num_consumed > 0 or self.is_complete
 
     @property
     def has_rest(self) -> bool:
-        """Whether batches were produced and not yet consumed."""
+        """Whether a batch was produced and not yet consumed."""
         return self.num_consumed < self.num_produced
 
     def produce(self, size: int, entry: BatchEntry | None, *, is_repeated: bool = False) -> None:
@@ -165,16 +154,17 @@ class TensorFlowPass:
         self._unconsumed.append(ProducedBatch(size, entry, is_first, is_repeated))
 
     def consume(self) -> ProducedBatch:
-        """Record that the next batch was consumed, and return it.
+        """Record that the next batch was consumed, and return the batch.
 
         If the batch was forgotten or is not yet produced, return a batch without samples.
         """
         self.num_consumed += 1
+        # A pass with a consumed batch cannot become void. Free the passes before it.
         self.previous = None
         return self._unconsumed.popleft() if self._unconsumed else ProducedBatch(0, None)
 
     def forget_batches(self) -> None:
-        """Forget the batches that are not yet consumed."""
+        """Forget the batches that are not yet consumed, and the passes before this one."""
         self.previous = None
         self._unconsumed.clear()
 
@@ -184,11 +174,12 @@ class TensorFlowPass:
         return failure
 
 
+@dataclass
 class Claim:
     """Connects an iterator to the pass that begins when the iterator asks for its first batch."""
 
-    def __init__(self) -> None:
-        self.tf_pass: TensorFlowPass | None = None
+    tf_pass: TensorFlowPass | None = None
+    """The pass. None until the pass begins."""
 
 
 class PassLog:
@@ -237,11 +228,11 @@ class PassLog:
         with self.hold():
             self._forget_unreported()
             start = self._next_start(num_global_batches)
-            # Use up the claim, because it is for one pass. If it stayed, it would also claim the pass that fit reads
-            # next.
+            # A claim is for one pass. If the claim stayed, it would also claim the pass that fit reads next.
             claim, self._claim = self._claim, None
             begun = TensorFlowPass(
-                start,
+                start=start,
+                # A start at the end of an epoch may be behind this rank's last batch, if other ranks have one more.
                 num_batches=max(0, order.num_batches(shard) - start.batches),
                 num_global_batches=num_global_batches,
                 previous=self._latest,
@@ -292,7 +283,7 @@ class PassLog:
         Args:
             num_batches: Number of batches. Batches that were not produced are ignored.
         """
-        # This is also right after a training has ended, because a loop with mark_taken may follow.
+        # Set the state here even if a training has ended (PAUSED), because a loop with mark_taken may follow it.
         self._reporting = Reporting.REPORTING
         batches: list[ProducedBatch] = []
         while len(batches) < num_batches and (reported := self._reported()) is not None:
@@ -302,7 +293,8 @@ class PassLog:
     def consume(self, tf_pass: TensorFlowPass) -> ProducedBatch:
         """Record that the next batch of a pass was consumed, and return it."""
         batch = tf_pass.consume()
-        if tf_pass.is_open:  # `set_epoch` and `load_state` close passes that began earlier
+        # After `set_epoch` or `load_state`, a pass that began earlier no longer changes the position.
+        if tf_pass.is_open:
             self._advance(tf_pass)
         return batch
 
@@ -337,13 +329,14 @@ class PassLog:
     # Transitions
 
     def _oldest_with_rest(self) -> TensorFlowPass | None:
+        """Return the oldest open pass with an unconsumed batch, except passes that an iterator counts."""
         return next((each for each in self._open if each.has_rest and not each.is_counted), None)
 
     def _reported(self) -> TensorFlowPass | None:
         """Return the pass of the next batch that the script reports as consumed without naming a pass."""
         found = self._oldest_with_rest()
-        # If no open pass has batches, a buffer of TensorFlow still held the batches of the dropped pass. Open that pass
-        # again.
+        # The reported batch belongs to no open pass. So a buffer of TensorFlow still held batches of the pass that
+        # ended and became void. Open this pass again.
         if found is None and self._dropped is not None:
             found, self._dropped = self._dropped, None
             found.stage = Stage.ENDED
@@ -358,7 +351,8 @@ class PassLog:
         because the training did not use it. If the script reports nothing, a complete pass counts as used.
         """
         self._dropped = None
-        for each in reversed(self._open[:]):
+        # `_close` removes passes from the list, so iterate over a copy. The order of the passes does not matter.
+        for each in self._open[:]:
             # Leave the pass open, because its iterator may go on after the training.
             if each.is_counted:
                 continue
@@ -368,11 +362,12 @@ class PassLog:
                 self._close(each, Stage.VOID)
 
     def _forget_unreported(self) -> None:
-        """Forget the oldest passes if the script reports nothing, to limit memory, as for a validation set of `fit`."""
-        # Do not forget too early. The first call of mark_taken reports the first batch, and repeat() may have begun
-        # many passes by then.
+        """Forget the oldest passes if the script reports nothing, as for a validation set of `fit`, to limit memory."""
+        # Keep many batches, because the script may report later. The first call of mark_taken reports the first batch,
+        # and repeat() may have begun many passes by then.
         unreported = [] if self._reporting.has_begun else [each for each in self._open if not each.is_counted]
         num_kept = sum(each.num_produced for each in unreported)
+        # Never forget the latest pass, because its batches are the ones to be reported next.
         for oldest in unreported[:-1]:
             if num_kept <= _MAX_UNREPORTED:
                 return
@@ -381,22 +376,27 @@ class PassLog:
             oldest.forget_batches()
 
     def _process_ended(self) -> None:
+        """Process the passes that `end` has recorded. The caller holds the lock."""
         while self._ended:
             self._process_end(self._ended.popleft())
 
     def _process_end(self, ended: TensorFlowPass) -> None:
         """Decide which stage follows for a pass that has ended."""
+        # The script may still report produced batches, unless TensorFlow left the pass early while nothing is reported.
+        # For example, Keras takes one batch to build a model, and then drops the pass.
         is_reporting = self._reporting is Reporting.REPORTING
         may_be_reported = is_reporting or ended.is_complete or ended.failure is not None
         if ended.has_rest and may_be_reported:
+            # The pass may be closed already, for example by `set_epoch`.
             if ended.is_open:
                 ended.stage = Stage.ENDED
         elif not ended.has_happened:
+            # A buffer of TensorFlow may still hold these batches. If the script reports one, the pass opens again.
             if ended.has_rest and ended is self._latest:
                 self._dropped = ended
             self._close(ended, Stage.VOID)
         elif ended.is_open and not ended.num_batches:
-            # This rank had no batches to consume in the pass, but other ranks may have had some. So advance.
+            # This rank had no batches to consume in the pass, but other ranks may have had some. So the epoch is over.
             self._advance(ended)
         elif ended.is_open:
             self._close(ended, Stage.CLOSED)
@@ -405,11 +405,13 @@ class PassLog:
         """Report to `Progress` how many batches of an open pass were consumed. Close the pass if no batch is left."""
         if tf_pass.number is None:
             tf_pass.number = self._progress.begin_at(tf_pass.start)
-        # Without padding, other ranks may have one more batch. So a rank that is through counts all global batches.
-        is_over = tf_pass.num_consumed >= tf_pass.num_batches
-        batches = tf_pass.num_global_batches if is_over else tf_pass.start.batches + tf_pass.num_consumed
+        is_consumed = tf_pass.num_consumed >= tf_pass.num_batches
+        # Without padding, other ranks may have one more batch than this rank. All ranks must have the same position
+        # after the epoch, so a rank that has consumed its last batch counts all global batches.
+        batches = tf_pass.num_global_batches if is_consumed else tf_pass.start.batches + tf_pass.num_consumed
         self._progress.advance(tf_pass.number, batches=batches)
-        if is_over or (tf_pass.stage is Stage.ENDED and not tf_pass.has_rest):
+        # A pass that ended early, as with ``take(3)``, closes when the script has reported all its produced batches.
+        if is_consumed or (tf_pass.stage is Stage.ENDED and not tf_pass.has_rest):
             self._close(tf_pass, Stage.CLOSED)
 
     def _close(self, tf_pass: TensorFlowPass, stage: Stage) -> None:
@@ -421,8 +423,11 @@ class PassLog:
             self._latest = self._latest.previous
 
     def _next_start(self, num_global_batches: int) -> Start:
+        """Return where the next pass begins. ``num_global_batches``: number of global batches of an epoch."""
         if self._latest is not None:
             return Start(self._latest.start.epoch + 1)
         start = self._progress.next_start()
-        is_over = start.may_skip and start.batches >= num_global_batches > 0
-        return Start(start.epoch + 1) if is_over else start
+        # If nothing is left of a loaded state's epoch, begin the next epoch. With an empty data set nothing is left of
+        # any epoch, so stay in the state's epoch.
+        is_epoch_over = start.may_skip and start.batches >= num_global_batches > 0
+        return Start(start.epoch + 1) if is_epoch_over else start

@@ -65,12 +65,14 @@ def served(
         check_divisible(dataset)
     # Register the dataset under an id that is the same on all ranks. TensorFlow compares the ranks' element types.
     service = f"{_PROTOCOL}://{_dispatcher_address(session)}"
-    label = _label(session, name)
+    _num_named[name] += 1
+    label = f"{session.job_id}/{session.generation}/{name}/{_num_named[name]}"
     dataset_id = hashlib.blake2b(label.encode(), digest_size=16).hexdigest()  # a file name in the dispatcher's work_dir
     api = tf.data.experimental.service
     try:
         api.register_dataset(service, dataset, compression=compression, dataset_id=dataset_id)
     except tf.errors.InvalidArgumentError as error:
+        # Any other invalid argument is not due to another rank's dataset.
         if "same ID" not in str(error):
             raise
         raise ConfigError(
@@ -91,11 +93,6 @@ def served(
         target_workers=target_workers,
     )
     return _begun_when_read(elements)
-
-
-def _label(session: RankSession, name: str) -> str:
-    _num_named[name] += 1
-    return f"{session.job_id}/{session.generation}/{name}/{_num_named[name]}"
 
 
 def _begun_when_read(elements: Any) -> Any:
@@ -149,6 +146,7 @@ def _dispatcher_address(session: RankSession) -> str:
             if waited_s >= LOG_INTERVAL_S and not was_reported:
                 was_reported = True
                 logger.info("waiting for the dispatcher of tf.data.service on the first data host; servers: %s", known)
+            # After a wait without news, end this process if the job was asked to stop.
             if not changed.wait(min(POLL_S, timeout_s - waited_s)):
                 session.check_wait(is_starved=True)
     finally:

@@ -173,6 +173,7 @@ def _has_same_code(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
         return True
     if not (inspect.isfunction(one) and inspect.isfunction(other)):
         return False
+    # In a job, the script is imported under another name than ``__main__``, which makes its functions a second time.
     first, second = one.__code__, other.__code__
     return (first.co_filename, first.co_firstlineno, one.__qualname__) == (
         second.co_filename,

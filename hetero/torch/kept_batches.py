@@ -26,7 +26,7 @@ class KeptBatches(kept_batches.KeptBatches):
 
     def keep(self, batch: Any) -> None:
         """Keep a copy of a batch, unless there are enough already."""
-        self._is_pinned = self._is_pinned or _has_pinned(batch)
+        self._is_pinned |= any(isinstance(leaf, torch.Tensor) and leaf.is_pinned() for leaf in leaves_of(batch))
         super().keep(batch)
 
     def _handed_out(self, batch: Any) -> Any:
@@ -39,7 +39,3 @@ class KeptBatches(kept_batches.KeptBatches):
 def batch_nbytes(value: Any) -> int:
     """Return the bytes of the tensors and arrays in nested mappings, sequences and dataclasses."""
     return sum(leaf.nbytes for leaf in leaves_of(value))
-
-
-def _has_pinned(batch: Any) -> bool:
-    return any(isinstance(leaf, torch.Tensor) and leaf.is_pinned() for leaf in leaves_of(batch))

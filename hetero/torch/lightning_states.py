@@ -68,9 +68,11 @@ def _fit_loop() -> tuple[Any, bool]:
 
     Return also whether Lightning builds loaders for a resumed run before it has restored the checkpoint.
     """
+    # Look at the calls in progress, from the inner ones to the outer ones.
     is_building = False
     for name, module, frame in _frames():
         if module.endswith(".loops.fit_loop"):
+            # ``advance`` runs a pass. ``setup_data`` builds loaders, and is early unless ``run`` has called it.
             if name == "advance":
                 return frame.f_locals.get("self"), False
             is_building = name == "setup_data" or (is_building and name != "run")

@@ -61,10 +61,12 @@ class _Shown(_Attribute):
     """An attribute that shows the user's argument or torch's default to the script, and a view to a tool."""
 
     def __get__(self, loader: DataLoader[Any] | None, _: type | None = None) -> Any:
+        # The attribute was read from the class.
         if loader is None:
             return self
-        is_shown = not loader.__dict__.get("_is_made") or is_asked_by_tool()
-        return loader.__dict__[self._name] if is_shown else loader._of_user[self._name]
+        # torch's constructor, which checks the values, gets the view too.
+        gets_view = not loader.__dict__.get("_is_made") or is_asked_by_tool()
+        return loader.__dict__[self._name] if gets_view else loader._of_user[self._name]
 
 
 class _OfWorkers(_Attribute):
@@ -78,6 +80,7 @@ class _OfWorkers(_Attribute):
         self._without_workers = without_workers
 
     def __get__(self, loader: DataLoader[Any] | None, _: type | None = None) -> Any:
+        # The attribute was read from the class.
         if loader is None:
             return self
         return self._without_workers if fetches_for_rebuilt() else loader.__dict__[self._name]
@@ -302,17 +305,19 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             **({"in_order": in_order} if _TORCH_TAKES_IN_ORDER else {}),
         )
         self._pipeline = pipeline
-        shown = self.__dict__
+        # Keep the values for the script in `_of_user`, and the views for tools in the dictionary of the attributes.
+        stored = self.__dict__
         registered = get_factory(subject.name).collate_fn if isinstance(subject, DatasetSpec) else None
         self._of_user = {
             "dataset": subject,
-            "sampler": shown["sampler"],
-            "batch_sampler": shown["batch_sampler"],
-            "collate_fn": registered if user_function is None and registered is not None else shown["collate_fn"],
+            "sampler": stored["sampler"],
+            "batch_sampler": stored["batch_sampler"],
+            "collate_fn": registered if user_function is None and registered is not None else stored["collate_fn"],
         }
-        if shown["batch_sampler"] is not None and batch_sampler is None:
-            shown["batch_sampler"] = BatchSamplerView.of_loader(pipeline, shown["sampler"])
-        shown["collate_fn"] = CollateView(shown["collate_fn"])
+        # torch has made a batch sampler over the sampler. Without a batch size, it makes none.
+        if stored["batch_sampler"] is not None and batch_sampler is None:
+            stored["batch_sampler"] = BatchSamplerView.of_loader(pipeline, stored["sampler"])
+        stored["collate_fn"] = CollateView(stored["collate_fn"])
         # These attributes have the names of the arguments because Lightning rebuilds a loader from its attributes.
         self.seed = seed
         self.padding = padding
@@ -324,8 +329,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.shard = shard
         self.requests_next_epoch = requests_next_epoch
         self.snapshot_every_n_steps = snapshot_every_n_steps
-        self._has_workers = False
+        self._has_iterator = False
+        """Whether torch's loader would use its iterator with persistent workers again."""
         self._is_made = True
+        """Whether this constructor has ended. Before, torch's constructor reads and sets the attributes."""
 
     def __iter__(self) -> Pass:  # type: ignore[override]
         """Return an iterator over the next epoch. The pass begins when its first batch is requested."""
@@ -333,27 +340,32 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return Pass(self._pipeline)
 
     def _draw_as_torch(self) -> None:
-        """Draw the random numbers that torch's loader draws here. The script's next draws then equal those with torch.
+        """Draw the random numbers that torch's loader draws here. The script's next draws are then as with torch.
 
         torch draws a base seed for the workers and, if it makes a RandomSampler, a seed for that sampler. A pass that
         resumes within an epoch draws nothing, because these numbers were drawn when the epoch began. A script that also
         restores the generator therefore continues with the numbers that it would have drawn.
         """
-        # torch draws the base seed for each iterator, and keeps one iterator for persistent workers.
-        keeps_workers = self.__dict__["persistent_workers"] and self.__dict__["num_workers"] > 0
-        had_workers, self._has_workers = keeps_workers and self._has_workers, keeps_workers
+        # torch draws the base seed when it makes an iterator. With persistent workers, it makes only one iterator.
+        # Read the stored values, because the attributes have other values while rebuilt loaders must not start workers.
+        keeps_iterator = self.__dict__["persistent_workers"] and self.__dict__["num_workers"] > 0
+        makes_iterator = not (keeps_iterator and self._has_iterator)
+        self._has_iterator = keeps_iterator
+        # Call this first, because an epoch that the script set on its sampler decides where the next pass begins.
         self._pipeline.take_sampler_epoch()
         if self._pipeline.resumes_within_epoch:
             return
-        if not had_workers:
+        if makes_iterator:
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
         options = self._pipeline.options
-        # order="torch" shuffles as torch's DistributedSampler does, which uses its ``seed`` and draws no other seed.
-        is_drawn = options.shuffle and options.order != "torch" and self._pipeline.has_own_order
-        if is_drawn and self.generator is None and self._pipeline.shard().world_size == 1:
+        # A RandomSampler draws its seed from the global generator, unless it was given a generator. On several
+        # ranks, and with order="torch", a script would use torch's DistributedSampler, which draws no seed.
+        replaces_random_sampler = options.shuffle and options.order != "torch" and self._pipeline.has_own_order
+        if replaces_random_sampler and self.generator is None and self._pipeline.shard().world_size == 1:
             torch.empty((), dtype=torch.int64).random_()
 
     def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute. Reject the name of an argument after the loader was made, unless a tool sets it."""
         # torch's loader allows assignments to some of its attributes. Here an assignment would not do anything, because
         # the pipeline already has the values.
         if name in _ARGUMENTS and self.__dict__.get("_is_made") and not is_asked_by_tool():
@@ -369,15 +381,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
         accelerate gets a batch sampler whose batches this loader fetches itself.
         """
-        shown = self.__dict__["batch_sampler"]
+        view = self.__dict__["batch_sampler"]
         reader = sys._getframe(1)
         is_made = self.__dict__.get("_is_made", False)
-        if shown is None or not is_made or reader.f_globals.get("__name__") != "accelerate.data_loader":
-            is_shown = not is_made or is_asked_by_tool()
-            return shown if is_shown else self._of_user["batch_sampler"]
+        # Only accelerate gets the batches of all ranks, because only accelerate shards them.
+        if view is None or not is_made or reader.f_globals.get("__name__") != "accelerate.data_loader":
+            gets_view = not is_made or is_asked_by_tool()
+            return view if gets_view else self._of_user["batch_sampler"]
         # accelerate does not shard the batches of an unprepared loader that was passed to skip_first_batches.
         shards = reader.f_code.co_name != "skip_first_batches"
-        user_sampler = self.__dict__["sampler"] if isinstance(shown, BatchSamplerView) else shown
+        user_sampler = self.__dict__["sampler"] if isinstance(view, BatchSamplerView) else view
         return BatchSamplerView.of_loader(self._pipeline, user_sampler, all_ranks=shards)
 
     @batch_sampler.setter

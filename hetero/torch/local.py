@@ -83,7 +83,10 @@ class LocalFetcher:
         """Digests of what workers read, see `LocalDataset.digests`, when they were started. None if not compared."""
 
     def begin(self, requests: Iterator[BatchRequest]) -> tuple[_RequestSampler, Iterator[Any]]:
-        """Start to fetch ``requests``. Return their sampler, which is in use until `close`, and torch's iterator."""
+        """Start to fetch ``requests``. Return their sampler and torch's iterator over the answers.
+
+        The sampler is in use until `LocalBatches.close`.
+        """
         if self._options.persistent_workers and not self._sampler.is_used:
             sampler = self._sampler
             if self._persistent is None or not self._is_unchanged():
@@ -105,7 +108,9 @@ class LocalFetcher:
     def watched(self) -> Iterator[None]:
         """Return a context for the wait for the first batch of workers. Log once if the wait is long."""
         timer = threading.Timer(_SLOW_S, self._warn_of_wait)
+        # The timer must not keep the process alive.
         timer.daemon = True
+        # Without workers, this process itself makes the batch and does not wait.
         if self._options.num_workers and not self._has_warned_of_wait:
             timer.start()
         try:
@@ -114,6 +119,7 @@ class LocalFetcher:
             timer.cancel()
 
     def _warn_of_wait(self) -> None:
+        """Log a warning that no batch has come. Runs on the timer's thread."""
         self._has_warned_of_wait = True
         logger.warning(
             "data set %s: its loader workers have sent no batch for %.0f s. %s",
@@ -173,11 +179,14 @@ class LocalFetcher:
         )
 
     def _note_prefetched(self, requests: Iterator[BatchRequest]) -> Iterator[BatchRequest]:
-        """Record how many batches will wait for the trainer at once. Return the same requests."""
+        """Record how many batches will wait for the trainer at once. Return the same requests.
+
+        A worker compares this number of batches with the size of shared memory.
+        """
         options = self._options
         if not options.num_workers:
             return requests
-        # Take the requests that torch is about to take anyway.
+        # Take the requests that torch is about to take anyway. torch's default of the prefetch factor is 2.
         first = list(itertools.islice(requests, options.num_workers * (options.prefetch_factor or 2)))
         # With pinned memory, a thread takes each batch out of shared memory as soon as it arrives.
         self._dataset.num_prefetched = min(len(first), 1) if options.pin_memory else len(first)
@@ -196,8 +205,8 @@ class LocalFetcher:
             self._dataset.globals = self._dataset.globals_reader().read()
         # Compute the digests after the build, because the data set's code may change its own globals, and workers have
         # the changed ones.
-        is_kept = persistent or isinstance(self._dataset.subject, DatasetSpec)
-        if options.num_workers and _compares_globals() and is_kept:
+        outlives_pass = persistent or isinstance(self._dataset.subject, DatasetSpec)
+        if options.num_workers and _compares_globals() and outlives_pass:
             # Compare the digests. Without them, persistent workers used the global values, the collate_fn and the epoch
             # of the first pass for ever.
             digests = self._dataset.digests()
@@ -259,7 +268,7 @@ class LocalBatches(Iterator[Any]):
         if not self.is_open:
             raise StopIteration
         failure: Exception
-        is_planned = True  # False if the sampler raised instead of yielding a batch
+        is_of_sampler = False  # whether the sampler raised instead of yielding a batch
         # Get the worker's answer. The failure of one batch is stored in `failure`. Other exceptions close the pass.
         try:
             if self._answers is None:
@@ -275,7 +284,7 @@ class LocalBatches(Iterator[Any]):
                     raise
                 failure, self._plan.failure = self._plan.failure, None
                 self.request = None
-                is_planned = False
+                is_of_sampler = True
             else:
                 # torch takes further requests before it delivers, and delivers in order.
                 self.request = self._requests.in_flight[0]
@@ -290,11 +299,10 @@ class LocalBatches(Iterator[Any]):
             if isinstance(error, RuntimeError):
                 control.end_if_stopping()
             raise
-        # Raise the failure. It ends the pass if it concerns the sampler or the whole data set.
+        # If the sampler or the data set's factory has raised, no batch of this pass can come. Close the pass then.
+        # Otherwise, the factory would run again for every batch, and the epoch would end as if it were complete.
         stage = getattr(getattr(failure, "record", None), "stage", "")
-        # Close the pass in these cases. Otherwise, a factory that raises would run again for every batch, and the epoch
-        # would end as if it were complete.
-        if not is_planned or stage in ("build", "describe"):
+        if is_of_sampler or stage in ("build", "describe"):
             self.close()
         try:
             raise failure from failure.__cause__
@@ -305,9 +313,9 @@ class LocalBatches(Iterator[Any]):
     def may_be_kept(self) -> bool:
         """Whether the workers may go on making batches between two passes.
 
-        They may not if their ready batches would fill much of the shared memory, because other loaders need it in the
-        meantime. They may not if a global that the data set's code reads has changed, because workers that are started
-        anew would see the change.
+        False if the ready batches would fill the free shared memory, because other loaders need it in the meantime.
+        False also if a global that the data set's code reads has changed, because workers that are started anew would
+        see the change.
         """
         return self._fetcher.may_go_on(self._shared_bytes or 0)
 
@@ -347,6 +355,7 @@ class _RequestSampler:
     def __init__(self) -> None:
         self.requests: Iterator[BatchRequest] = iter(())
         self.is_used = False
+        """Whether a pass takes requests from this sampler. Another pass then needs another sampler."""
 
     def __iter__(self) -> Iterator[BatchRequest]:
         return self.requests
@@ -376,6 +385,7 @@ def _workers_ignore_platform() -> Iterator[None]:
         with children_ignore_platform():
             yield
     finally:  # also if torch could not start all workers
+        # Without the variable, workers are not shielded, and end at the first SIGTERM.
         for process in multiprocessing.active_children() if SHIELD_VARIABLE in os.environ else ():
             if process.daemon and process not in before:
                 # A finalizer and not `atexit`, because a process that multiprocessing has started runs only finalizers.
@@ -383,6 +393,7 @@ def _workers_ignore_platform() -> Iterator[None]:
 
 
 def _kill_at_exit(worker: weakref.ref[BaseProcess]) -> None:
+    """Kill a worker that still runs when this process ends."""
     process = worker()
     # None if the worker has ended, and its object is freed.
     if process is not None:
@@ -404,11 +415,13 @@ def builds_here(dataset: LocalDataset, options: WorkerOptions) -> bool:
 
 
 def _compares_globals() -> bool:
+    """Return whether to compare globals between this process and workers. ``--purity-checks 0`` turns this off."""
     session = control.current()
     return session is None or session.options.purity_checks > 0
 
 
 def _forks(options: WorkerOptions) -> bool:
+    """Return whether workers are forks of this process."""
     context = options.multiprocessing_context
     if context is None or isinstance(context, str):
         context = torch.multiprocessing.get_context(context)

@@ -92,6 +92,7 @@ class LocalDataset:
         Raises:
             TypeError: If the data set does not have a length.
         """
+        # `built` is a cached property, which is in the dictionary after its first use. Do not build here.
         is_built = isinstance(self.subject, DatasetSpec) and "built" in self.__dict__
         return len(self.built if is_built else self.subject)
 
@@ -118,8 +119,9 @@ class LocalDataset:
         try:
             yield
         finally:
+            # A new descriptor without a path is a connection or a pipe. Garbage collection closes unused ones.
             if not all(map(has_path, opened_since(before).values())):
-                gc.collect()  # it may close connections that are not used
+                gc.collect()
             opened = opened_since(before)
             # Leave out the pipe of each child process, which is never read.
             for process in multiprocessing.active_children():
@@ -145,8 +147,9 @@ class LocalDataset:
         ignore_platform()
         info = torch.utils.data.get_worker_info()
         assert info is not None
-        is_forked_with_it = isinstance(self.subject, DatasetSpec) and "built" in self.__dict__
-        if is_forked_with_it and not self.may_be_shared:
+        # The process that forked this one had built the data set before.
+        is_inherited = isinstance(self.subject, DatasetSpec) and "built" in self.__dict__
+        if is_inherited and not self.may_be_shared:
             # fork_built=False promises that each process builds its own data set.
             self._inherited = self.__dict__.pop("built")
         self.built.become_worker(worker_index, info.num_workers, worker_init_fn=self._worker_init_fn)
@@ -210,7 +213,7 @@ class LocalDataset:
         return Answer(content, skips[0] if skips else None)
 
     def _answer_in_worker(self, request: BatchRequest, num_workers: int, on_skips: Callable[[Skips], object]) -> Any:
-        """Return the batch, or the failure that prevents it."""
+        """Return the batch, or the failure that prevents it: the worker's start, a sample or shared memory."""
         if self._start_failure is not None:
             return self._start_failure
         try:
@@ -225,6 +228,7 @@ class LocalDataset:
         return batch if want is None else Failure(ResourcesError, want)
 
     def _fetch_own(self, request: BatchRequest, on_skips: Callable[[Skips], object] | None) -> Any:
+        """Compute a batch that shares no memory with the data set."""
         batch = fetch(self.built, request, on_skips=on_skips)
         if self.built.warnings and not self.built.worker_index:
             self.built.log_warnings()  # the first batch may have added warnings

@@ -41,12 +41,14 @@ class _Feed:
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
         self._number = 0
+        """Number of the pass in `Progress`. 0 before the pass begins."""
         self._start = Start(0)
         self._prefetched: deque[PlannedBatch] = deque()
         """The batches that a wrapper of the loader has taken, and the loop has not got yet."""
         self.num_prefetched = 0
         """How many batches a wrapper of the loader takes ahead of the loop."""
         self._num_lost = 0
+        """Batches that have raised."""
         self._requests: EpochRequests | None = None
 
     def open(self) -> Batches:
@@ -78,18 +80,21 @@ class _Feed:
         self.pipeline.prefetched.keep(batches, self._requests)
 
     @property
-    def is_through(self) -> bool:
+    def is_pass_over(self) -> bool:
         """Whether all batches of the pass were delivered or have raised. False also if this is not known yet."""
-        return self._requests is not None and self._requests.is_through()
+        return self._requests is not None and self._requests.is_pass_over()
 
     def delivered(self, request: BatchRequest, batch: Any) -> int:
-        """Record that a batch is being delivered. Return its number of samples."""
+        """Record in the ledger and in the position that a batch is delivered. Return the number of its samples."""
         auditing.enter(self.pipeline, request, batch)
         self._passed()
         return request.work.num_samples
 
     def lost(self, request: BatchRequest) -> None:
-        """Record that a batch raised. This pass continues after it. So does a pass resumed from a state taken now."""
+        """Record that a batch raised, and log the first such batch.
+
+        This pass continues with the next batch. A pass that resumes from a state taken now does the same.
+        """
         self._num_lost += 1
         self._passed()
         if self._num_lost == 1:
@@ -101,12 +106,14 @@ class _Feed:
             )
 
     def _passed(self) -> None:
+        """Count a batch in the loader's position, or an earlier batch if a wrapper takes batches ahead of the loop."""
         assert self._requests is not None
         self._prefetched.append(self._requests.passed())
         if len(self._prefetched) > self.num_prefetched:
             self._count_oldest()
 
     def _count_oldest(self) -> None:
+        """Set the loader's position after the oldest batch that is not counted yet, because the loop has got it."""
         oldest = self._prefetched.popleft()
         state = oldest.sampler_state
         self.pipeline.progress.advance(
@@ -115,7 +122,7 @@ class _Feed:
         self.pipeline.note_delivered(self._number, state)
 
     def exhausted(self) -> None:
-        """Record the end of the epoch. Without padding, a rank may reach it with one batch fewer than others."""
+        """Record the end of the pass, and log how many of its batches have raised."""
         while self._prefetched:
             self._count_oldest()
         if self._num_lost:
@@ -125,6 +132,7 @@ class _Feed:
                 epoch_text(self._start.number),
                 self._num_lost,
             )
+        # Without padding, this rank may have one batch fewer than other ranks. The position must be the same on all.
         if self.pipeline.sampler_order is None:
             count = self.pipeline.num_global_batches(self._start)
             self.pipeline.progress.advance(self._number, batches=count)
@@ -144,9 +152,10 @@ class Pass(Iterator[Any]):
         self._feed = _Feed(pipeline)
         self._batches: Batches | None = None
         self._failure: BaseException | None = None
-        self._is_through = False
+        """Exception that ended the pass. Each further call of ``next`` raises it again."""
+        self._has_delivered_all = False
         """Whether the last batch was delivered, and the loader has taken over the source of the batches."""
-        self._is_over = False
+        self._is_closed = False
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch on this rank, as ``len(loader)``."""
@@ -162,13 +171,14 @@ class Pass(Iterator[Any]):
         """
         if self._failure is not None:
             raise self._failure
-        if self._is_over:
+        if self._is_closed:
             raise StopIteration
         timer = self.pipeline.begin_wait(self._feed)
         try:
             control.check_stop(timer)
-            if self._is_through:
+            if self._has_delivered_all:
                 raise StopIteration
+            # The pass begins with its first batch, not with ``iter(loader)``.
             if self._batches is None:
                 check_not_importing()
                 caller = sys._getframe(1).f_globals.get("__name__")
@@ -177,8 +187,9 @@ class Pass(Iterator[Any]):
                 self._feed.num_prefetched = int(caller in _PREFETCH_ONE or is_prefetched())
                 self._batches = self._feed.open()
                 warn_of_same_order(self, self.pipeline, self._feed.default_order)
-                self._keep_if_through()  # nothing was left of the epoch
-                if self._is_through:
+                # The pass has no batches if nothing was left of its epoch.
+                self._hand_over_source()
+                if self._has_delivered_all:
                     raise StopIteration
             batch = next(self._batches)
             request = self._batches.request
@@ -188,10 +199,11 @@ class Pass(Iterator[Any]):
             raise
         except DatasetError as error:
             typed = with_user_type(error)
+            # One batch has raised, and the batches after it may still come. Otherwise the pass has failed as a whole.
             if self._batches is not None and self._batches.is_open and self._batches.request is not None:
-                # Count this batch in the state, so that a resumed run does not request it again.
+                # Count this batch in the state, because a resumed run must not request it again.
                 self._feed.lost(self._batches.request)
-                self._keep_if_through()
+                self._hand_over_source()
                 self.pipeline.end_timing(self._feed)
             else:
                 self._fail(typed)
@@ -204,16 +216,17 @@ class Pass(Iterator[Any]):
             raise
         assert request is not None
         timer.end_wait(self._feed.delivered(request, batch))
-        self._keep_if_through()
+        self._hand_over_source()
         return batch
 
-    def _keep_if_through(self) -> None:
-        """Let the loader keep the source of the batches when the last one of the pass was delivered.
+    def _hand_over_source(self) -> None:
+        """If the last batch of the pass was delivered, let the loader keep the source of the batches.
 
-        Do this now, because the script may never ask for another batch, as with ``for _ in range(len(loader))``.
+        Do this with the last batch and not at the next call of ``next``, because the script may never make this call,
+        as with ``for _ in range(len(loader))``.
         """
-        if self._batches is not None and self._feed.is_through:
-            self._is_through = True
+        if self._batches is not None and self._feed.is_pass_over:
+            self._has_delivered_all = True
             batches, self._batches = self._batches, None
             self._feed.keep(batches)
 
@@ -229,9 +242,9 @@ class Pass(Iterator[Any]):
 
     def close(self) -> None:
         """Discard the batches in flight. Idempotent."""
-        if self._is_over:
+        if self._is_closed:
             return
-        self._is_over = True
+        self._is_closed = True
         batches, self._batches = self._batches, None
         self.pipeline.end_timing(self._feed)
         if batches is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -14,13 +13,12 @@ import torch.utils.data
 
 from hetero.batches.fetch import describe
 from hetero.control.rank import session as control
-from hetero.control.rank.session import RankSession
 from hetero.errors import ConfigError
 from hetero.loaders.checks import check_not_child_of_rank
 from hetero.loaders.measuring.profiling import LoaderProfiler, ProfiledBatches, measure_here
 from hetero.loaders.pipeline import LoaderOptions, LoaderPipeline, is_remote, shard_of_environment
 from hetero.loaders.prefetching import Batches, EpochRequests, Prefetched
-from hetero.loaders.sampling import Permute, PlannedBatch, Shard
+from hetero.loaders.sampling import PlannedBatch, Shard
 from hetero.loaders.state import LoaderState, Start
 from hetero.spec import DatasetSpec
 from hetero.torch.kept_batches import KeptBatches
@@ -81,6 +79,10 @@ class Pipeline(LoaderPipeline):
         self.stride: int | None = None
         """The n of a tool that consumes every n-th batch. None until n is known."""
         self._has_warned = False
+        self.has_own_order = sampler_order is None
+        self.collate = self.collate or (sampler_order is not None and sampler_order.is_batch_sampler)
+        self.has_workers = workers.num_workers > 0
+        self.permute = torch_permutation if options.order == "torch" else None
         kind = *self.kind, options.batch_size
         self._made_anew = MadeAnew(subject, *kind, options.seed, options.drop_last)
         self._ranks = RankOrders(*kind, options.shuffle)
@@ -88,21 +90,6 @@ class Pipeline(LoaderPipeline):
         """Whether a loaded state has an epoch of the user's sampler that `take_sampler_epoch` has not handled yet."""
         self._fetcher: LocalFetcher | None = None
         self._profiler: LoaderProfiler | None = None
-
-    @property
-    def has_own_order(self) -> bool:
-        """Whether the loader uses its own order instead of a user's sampler."""
-        return self.sampler_order is None
-
-    @property
-    def collate(self) -> bool:
-        """Whether samples are made into batches."""
-        return super().collate or (self.sampler_order is not None and self.sampler_order.is_batch_sampler)
-
-    @property
-    def has_workers(self) -> bool:
-        """Whether torch's loader with the same arguments would fetch in worker processes."""
-        return self.workers.num_workers > 0
 
     def shard(self) -> Shard:
         """Return this process's rank and world size: the loader's argument, else the values of the process group."""
@@ -112,11 +99,6 @@ class Pipeline(LoaderPipeline):
         if distributed.is_available() and distributed.is_initialized():
             return Shard(distributed.get_rank(), distributed.get_world_size())
         return Shard()
-
-    @property
-    def permute(self) -> Permute | None:
-        """Function that draws the permutation of an epoch. None for hetero's own function."""
-        return torch_permutation if self.options.order == "torch" else None
 
     def dataset_samples(self) -> int:
         """Return the length of the data set, taken from the built object itself if this process builds it."""
@@ -131,6 +113,7 @@ class Pipeline(LoaderPipeline):
             from hetero.loaders import remote  # imports the data plane, which local jobs do not need
 
             return remote.fingerprint(self.subject)
+        # `built` is a cached property, which is in the dictionary after its first use.
         if "built" not in self.local.__dict__:
             return None
         with self.local.noting_files():
@@ -148,8 +131,7 @@ class Pipeline(LoaderPipeline):
         Args:
             start: The first batch.
             all_ranks: Whether to yield the batches of all ranks in turn, for a tool that shards them, or only the
-            batches
-                of this rank. The batches of a user's sampler come in the sampler's order in both cases.
+                batches of this rank. The batches of a user's sampler come in the sampler's order in both cases.
         """
         if self.sampler_order is not None:
             if not all_ranks:
@@ -173,20 +155,25 @@ class Pipeline(LoaderPipeline):
             self.sampler_order.set_epoch(self.progress.next_start().epoch)
 
     def begin(self, plan: Callable[[Start], Iterator[PlannedBatch]]) -> tuple[int, Start, Iterator[PlannedBatch]]:
-        """Begin a pass. Return its number, its start, and its batches."""
+        """Begin a pass. Return its number, its start, and its batches.
+
+        Args:
+            plan: Returns the batches of a pass from a start on.
+        """
+        # The latest pass is left, so an epoch that the script has set on its sampler counts for this pass.
         self.progress.leave()
         self.take_sampler_epoch()
         number, start = self.progress.begin()
-        order = self.sampler_order
-        if start == Start(0) and order is None and self.options.shuffle:
-            self._made_anew.warn(self.name)
         if self.sampler_order is None:
+            if start == Start(0) and self.options.shuffle:
+                self._made_anew.warn(self.name)
             start, planned = self._begin_own_order(start, plan)
             self.extent.begin_pass(steps=self.num_batches(), num_done=start.batches)
             return number, start, planned
         self.extent.begin_pass(steps=None, num_done=0)  # the length of a user's sampler may be costly or missing
         planned = iter(()) if start.is_finished else plan(start)
-        # A loaded state may be at the end of its epoch. If so, this pass is the next epoch.
+        # If nothing is left of a loaded state's epoch, this pass is the next epoch. The length of a user's sampler may
+        # be unknown, so draw a batch to find out.
         if start.may_skip and start.batches:
             first = next(planned, None)
             if first is None:
@@ -205,6 +192,7 @@ class Pipeline(LoaderPipeline):
         """
         if self.sampler_order is not None or not self.options.requests_next_epoch:
             return False
+        # Without workers, this process makes each batch only when the script asks for it.
         return is_remote() or (self.workers.num_workers > 0 and self.local.is_constant)
 
     @property
@@ -227,10 +215,11 @@ class Pipeline(LoaderPipeline):
         otherwise draw the same random numbers again.
         """
         order, resumed = self.sampler_order, self.progress.resumed
+        # Within a pass, an epoch that the script sets on the sampler is for the pass after it.
         if order is None or self.progress.is_within_pass:
             return
         found = order.epoch_set_by_user()
-        if self._restores_epoch and resumed is not None and not self.progress.is_epoch_named:
+        if self._restores_epoch and resumed is not None and self.progress.named_epoch is None:
             self._restores_epoch = False
             if found == resumed.sampler_epoch:  # the script set the same epoch again, or set it only once
                 order.epoch, found = found, None
@@ -238,7 +227,9 @@ class Pipeline(LoaderPipeline):
                 order.set_epoch(resumed.sampler_epoch)
         if found is None:
             return
+        # If the loaded state is at the end of a pass, the next pass is the epoch after it.
         following = self.progress.next_start().epoch + (resumed is not None and resumed.completed)
+        # In the middle of an epoch, the script may name this epoch or any other one.
         if found >= following or (resumed is not None and not resumed.completed):
             self.set_epoch(found)
         order.epoch = found
@@ -252,8 +243,9 @@ class Pipeline(LoaderPipeline):
             self._ranks.check_seed(self.options.seed, loader=self.name)
         if start.batches:
             start.check_within(self.num_global_batches(start))
-        # Without padding one rank may reach the end before others, so `is_through` considers all ranks.
+        # Nothing is left of the loaded state's epoch, on any rank.
         if start.batches and self.is_through(start):
+            # The state was taken in the last step of the loop, before the pass had ended. So the pass ends now.
             if not start.may_skip:
                 return start, iter(())
             start = self.progress.skip_to_next_epoch()
@@ -263,7 +255,7 @@ class Pipeline(LoaderPipeline):
                 f"the loaded state is in an epoch of {start.num_samples} samples, the data set has {num_samples} now\n"
                 "  Change the data set only between epochs."
             )
-        self.progress.note_length(num_samples)
+        self.progress.num_samples = num_samples
         return replace(start, num_samples=num_samples), plan(start)
 
     def note_delivered(self, number: int, sampler_state: object) -> None:
@@ -279,8 +271,9 @@ class Pipeline(LoaderPipeline):
     def note_completed(self, number: int) -> None:
         """Record that a pass was delivered to its end, in the position and in the order of the user's sampler."""
         self.extent.num_complete_passes += 1
+        # The order of a user's sampler is known only at the end of a pass. With the loader's own order, `begin` warns.
         order = None if self.sampler_order is None else self.sampler_order.shuffled_order
-        if order is not None and not number:
+        if order is not None and number == 1:
             self._made_anew.warn(self.name, order)
         self._made_anew.note_finished(self.subject, order)
         self.progress.complete(number)
@@ -300,17 +293,14 @@ class Pipeline(LoaderPipeline):
         if session is None or not session.options.profile:
             return self._open_source(requests)
         if self._profiler is None:
-            self._profiler = LoaderProfiler.of(self, session, functools.partial(self._make_profiler, session))
+            self._profiler = LoaderProfiler(
+                self,
+                session,
+                KeptBatches(),
+                num_processes=0 if session.remote else self.workers.num_workers,
+                measure=self.local.noting_files()(lambda requests: measure_here(lambda: self.local.built, requests)),
+            ).shared(session)
         return ProfiledBatches(self._profiler, requests, self._open_source)
-
-    def _make_profiler(self, session: RankSession) -> LoaderProfiler:
-        return LoaderProfiler(
-            self,
-            session,
-            KeptBatches(),
-            num_processes=0 if session.remote else self.workers.num_workers,
-            measure=self.local.noting_files()(lambda requests: measure_here(lambda: self.local.built, requests)),
-        )
 
     def _open_source(self, requests: EpochRequests) -> Batches:
         """Return the batches of ``requests``: from endpoints if the job has them, else made locally."""
@@ -340,7 +330,7 @@ class Pipeline(LoaderPipeline):
         stateful = self.sampler_order is not None and self.sampler_order.is_stateful
         left = None
         if self.sampler_order is not None and position.sampler is None and self.progress.is_between_passes:
-            left = self.sampler_order.left()
+            left = self.sampler_order.left_position()
         return replace(
             facts,
             epoch=position.epoch,
@@ -360,13 +350,18 @@ class Pipeline(LoaderPipeline):
 
     @property
     def resumes_within_epoch(self) -> bool:
-        """Whether the next pass is the rest of an epoch that had begun when a loaded state was taken."""
+        """Whether the next pass is the rest of an epoch that had begun when a loaded state was taken.
+
+        False if the state is at the end of a pass.
+        """
         start = self.progress.next_start()
         if self.progress.resumed is None or not start.batches:
             return False
+        # Without padding, `state` marks each state as completed, so only the number of batches tells.
         return not (self.is_over(start) if self._may_end_unevenly() else start.completed)
 
     def _may_end_unevenly(self) -> bool:
+        """Return whether some ranks may have one batch fewer than others in an epoch."""
         return self.sampler_order is None and not self.options.padding and self.shard().world_size > 1
 
     def load_state(self, value: object) -> None:
@@ -385,7 +380,7 @@ class Pipeline(LoaderPipeline):
         self._restores_epoch = state.sampler_epoch is not None
         if state.left is not None and self.sampler_order is not None and self.sampler_order.is_stateful:
             epoch: Any = state.left["epoch"]
-            self.sampler_order.restore_left(epoch, state.left["sampler"])
+            self.sampler_order.restore_left_position(epoch, state.left["sampler"])
         self.consumed_elsewhere = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -419,7 +414,7 @@ class Pipeline(LoaderPipeline):
         return state
 
     def is_over(self, start: Start) -> bool:
-        """Return whether an epoch is over. Return True also if this is not known."""
+        """Return whether no batch of the epoch is left from ``start`` on. Return True also if this is not known."""
         if self.sampler_order is None:
             return super().is_over(start)
         try:
@@ -441,6 +436,7 @@ class Pipeline(LoaderPipeline):
         )
 
     def _warn_of_equal_ranks(self, sampler: object) -> None:
+        """Log one warning if each of several ranks draws the same batches from one of torch's samplers."""
         if type(sampler) in RANK_BLIND_SAMPLERS and self.shard().world_size > 1 and not self._has_warned:
             self._has_warned = True
             logger.warning(
@@ -478,5 +474,5 @@ class Pipeline(LoaderPipeline):
                     f"{own_rank}\n  loader.batch_sampler yields the batches of all ranks; wrap a sampler of your own."
                 )
             yield planned
-        if order.drawn is not None and self.options.shard is None:
-            self._ranks.compare_parts(order.drawn, sampler=type(order.sampler).__name__)
+        if order.drawn_pass is not None and self.options.shard is None:
+            self._ranks.compare_parts(order.drawn_pass, sampler=type(order.sampler).__name__)

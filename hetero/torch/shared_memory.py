@@ -67,6 +67,7 @@ def want_of_room(batch: Any, num_prefetched: int, num_workers: int) -> str | Non
     # hangs.
     num_bytes, num_absent = shared_bytes(batch)
     room, free = _room_and_free()
+    # No part of the batch goes through shared memory, or the size of shared memory is not known.
     if not num_bytes or not room:
         return None
     if num_bytes * num_prefetched > room:
@@ -95,6 +96,7 @@ def used_up(exception: str) -> str | None:
 
 
 def _full(room: int, free: int, need: str) -> str:
+    """Return the error text for shared memory that is full. ``need``: what needs more of it."""
     return (
         f"shared memory ({FOLDER}) is full: {_mib(room)}, {_mib(free)} free, and {need}\n"
         f"  it holds what workers have sent, and every batch that the script keeps\n{_ADVICE}"
@@ -102,6 +104,7 @@ def _full(room: int, free: int, need: str) -> str:
 
 
 def _room_and_free() -> tuple[int, int]:
+    """Return the size of shared memory and its free part, in bytes. Both are 0 if they are not known."""
     try:
         facts = os.statvfs(FOLDER)
     except OSError:

@@ -49,6 +49,7 @@ class RequestedBatch(list[Any]):
         return self._request
 
     def __getitem__(self, key: SupportsIndex | slice) -> Any:
+        """Return one index. Reject a slice, because a part of a batch has no request."""
         if isinstance(key, slice):
             raise ConfigError(
                 "a batch of a hetero DataLoader cannot be split over ranks (accelerate's split_batches=True)\n"
@@ -85,19 +86,27 @@ class ViewPass:
         self._all_ranks = all_ranks
         self._planned: Iterator[PlannedBatch] = iter(())
         self._batches: deque[RequestedBatch] = deque()
+        """The latest batches that were planned, in order."""
         self._num_planned = 0
         self._last_position = 0
+        """Position of the global batch that was planned last."""
         self._num_handed_out = 0
+        """Batches whose indices the tool has got."""
         self._expected: int | None = None
+        """Number of the batch that the reader returns next."""
         self._last: int | None = None
+        """Number of the batch that was fetched last. None before the first one."""
         self._start = Start(0)
         self._reader: Batches | None = None
         self._requests: EpochRequests | None = None
         """Requests of the reader."""
         self._is_over = False
+        """Whether the tool has got all indices, or has dropped the iterator over them."""
         self._timing = object()
+        """Identifies this pass in the loader's timing."""
 
     def __iter__(self) -> Iterator[RequestedBatch]:
+        """Begin the pass. Yield its batches, each of which the tool may pass to `fetch`."""
         pipeline = self._pipeline
         number, start, self._planned = pipeline.begin(functools.partial(pipeline.plan, all_ranks=self._all_ranks))
         self._begin(start)
@@ -107,6 +116,7 @@ class ViewPass:
                 pipeline.note_delivered(number, batch.planned.sampler_state)
                 yield batch
             pipeline.note_completed(number)
+        # This also runs if the tool drops this iterator.
         finally:
             self._is_over = True
             self._end_reading()
@@ -141,7 +151,7 @@ class ViewPass:
                 "  loader.batch_sampler yields the batches of all ranks in turn, for tools that shard it as accelerate "
                 "does.\n  Iterate over the hetero DataLoader itself; with accelerate leave out dispatch_batches=True."
             )
-        # Wait for it, as `Pass` does.
+        # Wait for the batch, as `Pass` does.
         timer = self._pipeline.await_step(self._timing)
         try:
             fetched = next(self._reader_at(batch))
@@ -149,46 +159,46 @@ class ViewPass:
             raise ConfigError(
                 "the batches of the pass ended, but the tool that rebuilt the loader requests more"
             ) from None
-        except DatasetError as error:
+        except BaseException as error:
             self._close_reader()
             self._pipeline.end_timing(self._timing)
-            raise with_user_type(error) from printable_cause(error)
-        except BaseException:
-            self._close_reader()
-            self._pipeline.end_timing(self._timing)
+            if isinstance(error, DatasetError):
+                raise with_user_type(error) from printable_cause(error)
             raise
         assert self._reader is not None
         assert self._reader.request is not None
-        # Record that it is delivered.
+        # Record that the batch is delivered.
         auditing.enter(self._pipeline, self._reader.request, fetched)
         timer.end_wait(len(batch))
         self._last = batch.number
         assert self._requests is not None
         self._requests.passed()
-        if self._requests.is_through():
+        # accelerate with even_batches=False fetches its last batch after it has got all indices.
+        if self._is_over or self._requests.is_pass_over():
             self._end_reading()
-        # accelerate with even_batches=False fetches its last batch after the end of the pass.
         if self._is_over:
-            self._end_reading()
             self._pipeline.end_timing(self._timing)
         return fetched
 
     def _begin(self, start: Start) -> None:
+        """Prepare the pipeline for a pass of a tool, which begins at ``start``."""
         self._start = start
         self._pipeline.consumed_elsewhere = True
         self._pipeline.fill_up = self.filling if self._all_ranks else None
+        # Guess the stride of the first pass. A tool that gets the batches of all ranks takes every R-th batch. A user's
+        # sampler yields only the batches of this rank.
         if self._pipeline.stride is None:
-            own_order = self._pipeline.sampler_order is None and self._all_ranks
-            self._pipeline.stride = self._pipeline.shard().world_size if own_order else 1
+            yields_all_ranks = self._pipeline.sampler_order is None and self._all_ranks
+            self._pipeline.stride = self._pipeline.shard().world_size if yields_all_ranks else 1
 
     def _reader_at(self, batch: RequestedBatch) -> Batches:
-        """Return a reader whose next batch is this one. Open a new reader if the tool did not continue as expected."""
-        # accelerate's even_batches may have made another batch of the same number, with `+=`.
+        """Return a reader whose next batch is ``batch``. Open a new reader if the tool did not continue as expected."""
+        # accelerate's even_batches may have made another batch with the same number, by `+=`.
         was_filled_up = self._get(batch.number) is not batch
         if self._reader is None or batch.number != self._expected or was_filled_up:
             self._close_reader()
             if self._last is not None and batch.number > self._last:
-                # The tool has skipped batches, so it does not take the prefetched ones. Use its present step.
+                # The tool has skipped batches, so the stride was wrong. Use the distance between its last two batches.
                 self._pipeline.stride = batch.number - self._last
             self._open_reader(batch, self._pipeline.stride or 1, is_first=self._last is None and not was_filled_up)
             assert self._reader is not None
@@ -196,14 +206,14 @@ class ViewPass:
         return self._reader
 
     def _open_reader(self, batch: RequestedBatch, stride: int, *, is_first: bool) -> None:
-        """Open a reader of this batch and every n-th after it.
+        """Open a reader of ``batch`` and of every n-th batch after it, where n is ``stride``.
 
-        The batches of the next epoch follow if this is the first batch that the tool fetches in the pass, and the tool
-        has skipped none. Then the tool will take the same batches of the next epoch: the one at this place, and every
-        n-th after it.
+        If this is the first batch that the tool fetches in the pass (``is_first``), and the tool has skipped none, the
+        batches of the next epoch follow. Then the tool will take the same batches of the next epoch: the one at this
+        place, and every n-th after it.
         """
         pipeline, lane = self._pipeline, (batch.number, stride, int(self._all_ranks))
-        # A tool that has skipped batches of this pass will not do so in the next one.
+        # A number of at least n means that the tool has skipped batches. It will not skip them in the next epoch.
         goes_on = is_first and batch.number < stride and pipeline.goes_on
         kept = pipeline.prefetched.take(self._start, pipeline.shard(), lane) if goes_on else None
         if kept is None:
@@ -215,6 +225,7 @@ class ViewPass:
             self._reader, self._requests = kept
 
     def _following(self, batch: RequestedBatch, stride: int) -> Iterator[PlannedBatch]:
+        """Yield the plan of ``batch``, and of every ``stride``-th batch after it."""
         following: RequestedBatch | None = batch
         while following is not None:
             yield following.planned
@@ -227,7 +238,10 @@ class ViewPass:
             self._pipeline.prefetched.keep(reader, self._requests)
 
     def _get(self, number: int) -> RequestedBatch | None:
-        """Return a batch by its number. Plan it now if necessary. None past the end, or if it was dropped."""
+        """Return the batch with this number, and plan batches up to it.
+
+        Return None if the pass has fewer batches, or if the batch was dropped because later batches were used.
+        """
         while self._num_planned <= number:
             planned = next(self._planned, None)
             if planned is None:
@@ -239,6 +253,7 @@ class ViewPass:
         if number < oldest:
             return None
         found = self._batches[number - oldest]
+        # Drop batches that the tool has left behind, to limit memory.
         while self._batches[0].number < min(self._num_handed_out, number) - _MARGIN:
             self._batches.popleft()
         return found

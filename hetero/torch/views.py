@@ -101,6 +101,7 @@ class DatasetView(torch.utils.data.Dataset[Any]):
         """Return a requested batch, or samples of a data set object."""
         if isinstance(indices, RequestedBatch):
             return self._fetch(indices)
+        # accelerate asks a rank that lacks a batch at the end for a batch of earlier samples.
         fill_up = None if self._pipeline is None else self._pipeline.fill_up
         if fill_up is not None:
             return self._fetch(fill_up(indices))
@@ -117,6 +118,7 @@ class DatasetView(torch.utils.data.Dataset[Any]):
             forward(epoch)
 
     def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the user's object or spec."""
         # pickle and copy look up special methods before `local` is set. Without this check, the lookup of `local` below
         # would call this method again without end.
         if name.startswith("__") or name == "local":
@@ -124,10 +126,11 @@ class DatasetView(torch.utils.data.Dataset[Any]):
         return getattr(self.local.subject, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute of the user's object, unless the view itself has the attribute."""
         if name in ("local", "_skips", "_pipeline", "_is_worker"):
             self.__dict__[name] = value
         else:
-            # Set the attribute of the user's object. If only the view had it, it would have no effect on samples.
+            # If only the view had the attribute, its value would have no effect on samples.
             setattr(self.local.subject, name, value)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -141,6 +144,7 @@ class DatasetView(torch.utils.data.Dataset[Any]):
         """Return a requested batch: from the pass that planned it, or computed here in a tool's worker process."""
         if batch.source is not None:
             return FetchedBatch(batch.source.fetch(batch))
+        # Before its first batch, a worker process of a tool's loader prepares the data set.
         info = torch.utils.data.get_worker_info()
         if info is not None and not self._is_worker:
             self.local.start_worker(info.id)
@@ -162,7 +166,7 @@ class DatasetView(torch.utils.data.Dataset[Any]):
 class SamplerView(DistributedSampler[Any]):
     """Sampler that yields this rank's samples in the loader's own order.
 
-    It is a ``DistributedSampler``, so that Lightning does not shard the samples a second time.
+    It is a ``DistributedSampler``, because Lightning would otherwise shard the samples a second time.
 
     Args:
         pipeline: The loader's pipeline, which has the order.
@@ -249,8 +253,8 @@ class BatchSamplerView(torch.utils.data.BatchSampler):
             # because the script's loader keeps its own drop_last.
             self.pipeline = copy.copy(self.pipeline)
             self.pipeline.options = dataclasses.replace(self.pipeline.options, drop_last=drop_last)
-        self._batch_size = batch_size
-        self._drop_last = drop_last
+        self.batch_size: int | None = batch_size  # type: ignore[assignment]
+        self.drop_last = drop_last
 
     @classmethod
     def of_loader(cls, pipeline: Pipeline, sampler: Any, *, all_ranks: bool = True) -> BatchSamplerView:
@@ -262,25 +266,17 @@ class BatchSamplerView(torch.utils.data.BatchSampler):
             all_ranks: Whether the view yields the batches of all ranks, or only the batches of this rank.
         """
         batch_size, drop_last = pipeline.options.batch_size, pipeline.options.drop_last
+        # The user's batch sampler decides, and may have neither attribute.
         if pipeline.sampler_order is not None and pipeline.sampler_order.is_batch_sampler:
             batch_size, drop_last = getattr(sampler, "batch_size", None), bool(getattr(sampler, "drop_last", False))
+        # The constructor is for tools, which know neither the pipeline nor ``all_ranks``.
         view = cls.__new__(cls)
         view.sampler = sampler if isinstance(sampler, SamplerView) else UserSamplerView(pipeline, sampler)
         view.pipeline = pipeline
         view.all_ranks = all_ranks
-        view._batch_size = batch_size
-        view._drop_last = drop_last
+        view.batch_size = batch_size
+        view.drop_last = drop_last
         return view
-
-    @property
-    def batch_size(self) -> int | None:  # type: ignore[override]
-        """As in torch."""
-        return self._batch_size
-
-    @property
-    def drop_last(self) -> bool:  # type: ignore[override]
-        """As in torch."""
-        return self._drop_last
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass."""
@@ -290,13 +286,15 @@ class BatchSamplerView(torch.utils.data.BatchSampler):
     def __iter__(self) -> Iterator[list[Any]]:
         if self.pipeline is not None:
             return iter(ViewPass(self.pipeline, all_ranks=self.all_ranks))
-        assert self._batch_size is not None
-        return iter(torch.utils.data.BatchSampler(self.sampler, self._batch_size, self._drop_last))
+        assert self.batch_size is not None
+        return iter(torch.utils.data.BatchSampler(self.sampler, self.batch_size, self.drop_last))
 
     def __len__(self) -> int:
+        """Return the number of batches that this sampler yields in an epoch."""
         if self.pipeline is None:
-            assert self._batch_size is not None
-            return len(torch.utils.data.BatchSampler(self.sampler, self._batch_size, self._drop_last))
+            assert self.batch_size is not None
+            return len(torch.utils.data.BatchSampler(self.sampler, self.batch_size, self.drop_last))
+        # The loader's own order has batches for each rank. A user's sampler yields only the batches of this rank.
         if self.all_ranks and self.pipeline.sampler_order is None:
             return self.pipeline.order().num_whole_batches(self.pipeline.shard().world_size)
         return self.pipeline.num_batches()
@@ -314,6 +312,7 @@ def unwrap_collate_fn(collate_fn: Any) -> Any:
 
 def is_asked_by_tool() -> bool:
     """Return whether the code that called this function's caller belongs to a tool that rebuilds loaders."""
+    # Frame 0 is this function, frame 1 its caller, which is the getter of an attribute.
     module = sys._getframe(2).f_globals.get("__name__", "")
     return module.partition(".")[0] in _TOOLS
 

@@ -154,4 +154,4 @@ def test_host_that_is_lost_and_comes_back_keeps_its_samples_again(job: Any, tool
 
 def _num_serving(fleet: Any, spec: Any) -> int:
     with fleet.lock:
-        return sum(connection.serves(spec) for connection in fleet.router.used)
+        return sum(connection.serves(spec) for connection in fleet.router.endpoints)

@@ -306,7 +306,9 @@ def test_endpoint_that_is_stopped_for_good_is_done_without(
     with Reader(fleet, iter(wanted), prefetch_factor=2) as reader:
         batches = [next(reader)]
         tools.wait_for(
-            lambda: len(fleet.router.used) == 2 and all(each.serves(wanted[0].spec) for each in fleet.router.used)
+            lambda: (
+                len(fleet.router.endpoints) == 2 and all(each.serves(wanted[0].spec) for each in fleet.router.endpoints)
+            )
         )
         stopped_s = time.monotonic()
         os.kill(first.pids[0], signal.SIGSTOP)

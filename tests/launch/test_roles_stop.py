@@ -9,7 +9,7 @@ import pytest
 
 from hetero.cluster import Role
 from hetero.control.members.membership import Member
-from hetero.control.rank.session import LAUNCHER_VARIABLE
+from hetero.control.rank.variables import LAUNCHER_VARIABLE
 from hetero.control.status import Cause, HostState, RankReport
 from hetero.errors import ExitCode
 from hetero.launch import roles

@@ -94,7 +94,7 @@ def test_it_is_known_with_the_last_request_of_an_epoch_that_it_is_the_last() -> 
     for _ in range(2):
         next(requests)
         requests.passed()
-        found.append(requests.is_through())
+        found.append(requests.is_pass_over())
     assert found == [False, True]
     assert not next(requests).verify  # a check would be lost if the batch was discarded
     extent = planner.extent
@@ -112,7 +112,7 @@ def test_epochs_without_batches_end_the_requests() -> None:
     requests = requests_of(planner)
     for _ in range(3):
         assert taken(requests, 1) == []
-    assert requests.is_through()
+    assert requests.is_pass_over()
     assert len(requests.epochs) == 2
 
 
@@ -125,7 +125,7 @@ def test_batches_of_a_users_sampler_are_planned_only_when_they_are_requested() -
     assert taken(requests, 5) == [(0, 1)]
     requests.passed()
     requests.passed()
-    assert not requests.is_through()  # the end of the batches is known
+    assert not requests.is_pass_over()  # the end of the batches is known
 
 
 def test_requests_end_with_their_loader() -> None:

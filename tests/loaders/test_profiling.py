@@ -141,13 +141,10 @@ class Job:
 
     def make_profiler(self) -> LoaderProfiler:
         kept: Any = Kept()
-
-        def make() -> LoaderProfiler:
-            return LoaderProfiler(
-                self.pipeline, self.session, kept, num_processes=2, measure=self._measure, clock=self.clock
-            )
-
-        return LoaderProfiler.of(self.pipeline, self.session, make)
+        made = LoaderProfiler(
+            self.pipeline, self.session, kept, num_processes=2, measure=self._measure, clock=self.clock
+        )
+        return made.shared(self.session)
 
     def _measure(self, requests: list[BatchRequest]) -> Any:
         self.measured.append(requests)

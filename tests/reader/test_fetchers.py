@@ -92,7 +92,9 @@ def read(calls: Calls, tools: Any) -> Iterator[Callable[..., Reader]]:
         wanted = tools.requests(tools.spec(), num_batches=num_batches)
         fleet.describe(wanted[0].spec)
         tools.wait_for(
-            lambda: len(fleet.router.used) == 4 and all(each.serves(wanted[0].spec) for each in fleet.router.used)
+            lambda: (
+                len(fleet.router.endpoints) == 4 and all(each.serves(wanted[0].spec) for each in fleet.router.endpoints)
+            )
         )
         opened.append((fleet, Reader(fleet, iter(wanted), **options)))
         return opened[-1][1]
@@ -107,7 +109,7 @@ def is_at_rest(reader: Reader) -> bool:
     """Return whether every fetcher fetches, or waits and was not woken. Check that no missing batch has room."""
     window, fetchers = reader._window, reader._fetchers
     with reader._fleet.lock:
-        if len(fetchers._work._waiters) + len(window.attempts) < len(fetchers._threads):  # type: ignore[attr-defined]
+        if len(fetchers._work_exists._waiters) + len(window.attempts) < len(fetchers._threads):  # type: ignore[attr-defined]
             return False
         for batch in window.missing:
             if reader._fleet.has_ready(batch.request.spec):
@@ -181,7 +183,7 @@ def test_busy_endpoint_is_asked_again_as_soon_as_it_may(read: Callable[..., Read
     reader = read(1)
     tools.wait_for(lambda: 0 in calls.pending)
     with reader._fleet.lock:
-        for connection in reader._fleet.router.used:
+        for connection in reader._fleet.router.endpoints:
             connection.busy_until_s = reader._fleet.clock() + 0.2
     calls.end(0, CallFailedError(Fault.BUSY, ""))
     tools.wait_for(lambda: 0 in calls.pending, 10.0)
@@ -192,7 +194,11 @@ def test_refused_endpoint_has_no_place_in_the_window(read: Callable[..., Reader]
     fleet = reader._fleet
     assert reader._window.size == 8
     with fleet.lock:
-        fleet.call_failed(fleet.router.used[0], CallFailedError(Fault.FOREIGN, ""), fleet.router.used[0].generation)
+        fleet.call_failed(
+            fleet.router.endpoints[0],
+            CallFailedError(Fault.FOREIGN, ""),
+            fleet.router.endpoints[0].generation,
+        )
         assert reader._window.size == 6
 
 

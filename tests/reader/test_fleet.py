@@ -33,7 +33,7 @@ def offline_fleet(num_hosts: int, per_host: int, **options: Any) -> Fleet:
 
 
 def ready(fleet: Fleet, wanted: Any) -> None:
-    for connection in fleet.router.used:
+    for connection in fleet.router.endpoints:
         connection.mark_ready()
         connection.prepared.add(wanted)
 
@@ -42,7 +42,7 @@ def preparing(
     fleet: Fleet, spec: DatasetSpec, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[EndpointConnection], object]
 ) -> EndpointConnection:
     """Have the first endpoint prepare, with this happening meanwhile."""
-    (connection, *_) = fleet.router.used
+    (connection, *_) = fleet.router.endpoints
     fleet._datasets[spec] = ServedDataset(spec)
 
     def prepare(*_: Any, **__: Any) -> Description:
@@ -57,12 +57,12 @@ def preparing(
 def test_back_off_grows_until_a_batch_came_through(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hetero.reader.connection._random.uniform", lambda _, bound_s: bound_s)
     with offline_fleet(1, 1) as fleet:
-        (connection,) = fleet.router.used
+        (connection,) = fleet.router.endpoints
         backoffs_s = []
         for number in range(8):
             connection.mark_ready()
             if number == 6:
-                connection.delivered()
+                connection.delivered(num_queued=0, now_s=0.0)
             connection.mark_down("reset", 0.0)
             backoffs_s.append(connection.retry_at_s)
             connection.mark_ready()
@@ -73,7 +73,7 @@ def test_back_off_grows_until_a_batch_came_through(monkeypatch: pytest.MonkeyPat
 def test_back_off_leaves_the_trainers_generator_alone() -> None:
     with offline_fleet(1, 1) as fleet:
         before = random.getstate()
-        fleet.router.used[0].mark_down("reset", 0.0)
+        fleet.router.endpoints[0].mark_down("reset", 0.0)
         assert random.getstate() == before
 
 
@@ -111,7 +111,7 @@ def test_endpoint_that_fails_at_a_request_is_not_the_next_to_get_it(tools: Any, 
     spec = tools.spec()
     with offline_fleet(2, 1) as fleet, fleet.lock:
         ready(fleet, spec)
-        one, two = fleet.router.used
+        one, two = fleet.router.endpoints
         for _ in range(3):
             assert fleet.router.choose(spec) is one
             fleet.router.release(one)
@@ -119,7 +119,7 @@ def test_endpoint_that_fails_at_a_request_is_not_the_next_to_get_it(tools: Any, 
             assert [fleet.router.choose(spec), fleet.router.choose(spec)] == [two, two]
             fleet.router.release(two)
             fleet.router.release(two)
-            one.delivered()
+            one.delivered(num_queued=0, now_s=0.0)
             one.chosen_at = 0
 
 
@@ -141,13 +141,13 @@ def test_endpoint_that_waits_for_the_first_one_to_answer_is_prepared_once(
     with offline_fleet(2, 1) as fleet:
         with fleet.lock:
             dataset = fleet.prepare(tools.spec())
-        tools.wait_for(lambda: fleet.router.used[1].descriptions)
+        tools.wait_for(lambda: fleet.router.endpoints[1].descriptions)
         for _ in range(5):  # the watcher looks again, and finds nothing to do
             fleet._wake()
             tools.wait_for(lambda: not fleet._news)
         assert dataset.reference is None
         fleet._directory.replace(fleet._directory.records()[1:])  # the first leaves, the others do not wait for it
-        tools.wait_for(lambda: len(fleet.router.used) == 1)
+        tools.wait_for(lambda: len(fleet.router.endpoints) == 1)
         proceed.set()
         assert fleet.describe(tools.spec()) == description
         assert sorted(prepared) == ["algo-1/0", "algo-2/0"]
@@ -159,12 +159,12 @@ def test_fleet_that_has_described_once_waits_for_no_endpoint_again(tools: Any) -
     with offline_fleet(2, 1, clock=lambda: now_s) as fleet:
         ready(fleet, spec)
         dataset = fleet._datasets[spec] = ServedDataset(spec)
-        for connection in fleet.router.used:
+        for connection in fleet.router.endpoints:
             connection.descriptions[spec] = Description(num_samples=1, fingerprint="f", environment={})
-        dataset.update(fleet.router.used)
+        dataset.update(fleet.router.endpoints)
         assert fleet.describe(spec).num_samples == 1
-        fleet.router.used[0].prepared.clear()
-        fleet.router.used[0].state = ConnectionState.CONNECTING
+        fleet.router.endpoints[0].prepared.clear()
+        fleet.router.endpoints[0].state = ConnectionState.CONNECTING
         assert fleet.describe(spec).num_samples == 1  # by this clock, waiting would never end
 
 

@@ -341,11 +341,11 @@ def test_many_overdue_batches_stay_within_the_budget(stage: Stage, tools: Any) -
     for position in range(num_batches):
         (call,) = stage.pending(position)
         with fleet.lock:
-            for connection in fleet.router.used:  # as if there were always an endpoint with less to do
+            for connection in fleet.router.endpoints:  # as if there were always an endpoint with less to do
                 connection.num_outstanding -= 10 * (connection is not call.connection)
         stage.hedge(reader, 100.0)
         with fleet.lock:
-            for connection in fleet.router.used:
+            for connection in fleet.router.endpoints:
                 connection.num_outstanding += 10 * (connection is not call.connection)
         assert fleet.stats.hedges <= 1 + (position + 1 + reader._window.size) / 20
         call.answer()

@@ -33,7 +33,7 @@ LARGE_WIDTH = 40_000
 
 
 def own(reader: Reader) -> InlineFetches:
-    return reader._fetchers._own
+    return reader._fetchers._inline
 
 
 def sent_of(reader: Reader) -> int:
@@ -228,7 +228,7 @@ def test_reader_that_ends_gives_its_fetches_up(shared_job: Any, tools: Any, how:
         reader.close()
     else:
         del reader
-    tools.wait_for(lambda: not len(fetchers._own) and not fetchers.window.attempts)
+    tools.wait_for(lambda: not len(fetchers._inline) and not fetchers.window.attempts)
     assert all(connection.num_outstanding == 0 for connection in fleet._table.all())
     tools.wait_for(lambda: num_descriptors() <= descriptors)
     again = Reader(fleet, iter(wanted))
@@ -388,14 +388,14 @@ def test_collection_of_a_reader_in_the_middle_of_anything_does_not_block(shared_
     for _ in range(20):
         next(dropped)
     fetchers = dropped._fetchers
-    (connection,) = fleet.router.used
+    (connection,) = fleet.router.endpoints
     link = connection._link
     assert link is not None
-    assert len(fetchers._own)
-    with link._lock, fetchers._own.lock, fleet.lock:
+    assert len(fetchers._inline)
+    with link._lock, fetchers._inline.lock, fleet.lock:
         dropped._finalizer()
     tools.wait_for(lambda: fetchers.is_closed and connection.num_outstanding == 0)
-    assert not len(fetchers._own)
+    assert not len(fetchers._inline)
     assert tools.digest(list(Reader(fleet, iter(wanted)))) == tools.digest(tools.local(shared_job.script, wanted))
 
 
@@ -425,7 +425,7 @@ def test_interrupt_between_two_steps_leaves_nothing(
         list(reader)
     monkeypatch.undo()
     assert not reader.is_open
-    (connection,) = fleet.router.used
+    (connection,) = fleet.router.endpoints
     tools.wait_for(lambda: connection.num_outstanding == 0)
     link = connection._link
     assert link is not None

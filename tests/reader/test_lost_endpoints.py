@@ -84,7 +84,7 @@ def test_reader_loses_idle_endpoints_and_blames_no_batch(job: Any, tools: Any) -
     job.directory = published
     wanted = tools.requests(tools.spec(), num_batches=400)
     fleet.describe(tools.spec())
-    tools.wait_for(lambda: all(connection.serves(tools.spec()) for connection in fleet.router.used))
+    tools.wait_for(lambda: all(connection.serves(tools.spec()) for connection in fleet.router.endpoints))
     reader = Reader(fleet, iter(wanted))
     found: list[Any] = []
 
@@ -202,7 +202,7 @@ def test_stopped_endpoint_is_overtaken_and_used_again_when_it_goes_on(
     assert fleet.stats.hedges <= 1 + (len(found) + reader._window.size) / 20
     assert (fleet.stats.retries, fleet.stats.failovers, fleet.stats.endpoint_losses) == (0, 0, 0)
     assert "requesting it from algo-1/1" in caplog.text
-    assert all(connection.state is ConnectionState.READY for connection in fleet.router.used)
+    assert all(connection.state is ConnectionState.READY for connection in fleet.router.endpoints)
 
     def goes_on() -> bool:
         found.append(next(reader))

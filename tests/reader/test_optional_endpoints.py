@@ -68,7 +68,7 @@ def read(monkeypatch: pytest.MonkeyPatch, tools: Any) -> Iterator[Callable[..., 
         opened.append(fleet)
         wanted = tools.requests(tools.spec(), num_batches=NUM_BATCHES)
         fleet.describe(wanted[0].spec)
-        tools.wait_for(lambda: sum(each.serves(wanted[0].spec) for each in fleet.router.used) == len(records))
+        tools.wait_for(lambda: sum(each.serves(wanted[0].spec) for each in fleet.router.endpoints) == len(records))
         return Reader(fleet, iter(wanted))
 
     yield read

@@ -115,7 +115,7 @@ def test_nobody_is_named_where_that_would_be_of_no_use(tools: Any, change: Any) 
 
 def test_rank_that_uses_some_of_the_hosts_finds_owner_hosts_among_these(tools: Any) -> None:
     routed = Kept(tools.spec(), 4)
-    routed.router.used = [each for each in routed.router.used if each.record.host != "algo-3"]
+    routed.router.endpoints = [each for each in routed.router.endpoints if each.record.host != "algo-3"]
     names, owners = routed.owners()
     assert names == ["algo-1/0", "algo-2/0"]
     assert (owners == owners_of(INDICES, {f"algo-{number}": 2 for number in range(3)})).all()

@@ -137,7 +137,7 @@ def test_batch_that_is_lost_with_host_after_host_fails_in_time_by_its_first_indi
     for _ in range(3):
         host = lose(stage)
         leave(reader, [host], hosts={host.record.host})
-    tools.wait_for(lambda: len(reader._fleet.router.used) == 2)
+    tools.wait_for(lambda: len(reader._fleet.router.endpoints) == 2)
     stage.pending(0)
     stage.now_s += 301.0
     lose(stage)
@@ -156,8 +156,8 @@ def test_batch_that_the_last_hosts_were_lost_with_is_named(stage: Stage, tools: 
     reader = stage.read(tools.requests(tools.spec(), num_batches=1), num_endpoints=2)
     lost = [lose(stage) for _ in range(2)]
     leave(reader, lost, hosts={connection.record.host for connection in lost})
-    tools.wait_for(lambda: reader._fleet.stats.retries == 2 and not reader._fleet.router.used)
-    reader._fetchers._arrived.wait = lambda _: advance(stage)  # type: ignore[method-assign]
+    tools.wait_for(lambda: reader._fleet.stats.retries == 2 and not reader._fleet.router.endpoints)
+    reader._fetchers._outcome_arrived.wait = lambda _: advance(stage)  # type: ignore[method-assign]
     words = r"no endpoint served data set 'numbers' for(?s:.)*lost calls for batch 0: 2\."
     with pytest.raises(EndpointUnavailableError, match=words):
         next(reader)

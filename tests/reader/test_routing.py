@@ -26,7 +26,7 @@ def test_subset_has_twice_the_ranks_share(num_hosts: int, per_host: int, world_s
     used = set()
     for rank in range(world_size):
         hosts = [f"algo-{number}" for number in range(1, num_hosts + 1) for _ in range(per_host)]
-        found = Routed(hosts, rank=rank, world_size=world_size).router.used
+        found = Routed(hosts, rank=rank, world_size=world_size).router.endpoints
         assert len(found) == size
         assert len({connection.record.host for connection in found}) == min(num_hosts, size)
         used |= {connection.record.endpoint_id for connection in found}
@@ -35,7 +35,7 @@ def test_subset_has_twice_the_ranks_share(num_hosts: int, per_host: int, world_s
 
 def test_subset_replaces_endpoints_that_are_down() -> None:
     routed = Routed(["algo-1"] * 36 + ["algo-2"] * 36, world_size=8)
-    for connection in routed.router.used:
+    for connection in routed.router.endpoints:
         connection.mark_down("gone", 0.0)
     used = subset(routed.table, 0, 8)
     assert sum(connection.state is not ConnectionState.DOWN for connection in used) == 18
@@ -50,7 +50,7 @@ def test_planned_batches_are_the_ranks_share_of_the_slots() -> None:
 def test_router_chooses_least_outstanding_then_load_then_turns(tools: Any) -> None:
     spec = tools.spec()
     router = Routed(["a", "b", "c"], spec=spec).router
-    one, two, three = router.used
+    one, two, three = router.endpoints
     assert [router.choose(spec) for _ in range(4)] == [one, two, three, one]
     two.load, two.load_at_s = 5, float("inf")
     assert router.choose(spec) is three
@@ -63,7 +63,7 @@ def test_router_keeps_an_endpoint_free_for_a_suspect(tools: Any) -> None:
     spec, suspect = tools.spec(), object()
     routed = Routed(["a", "b"], spec=spec)
     router = routed.router
-    one, two = router.used
+    one, two = router.endpoints
     assert router.choose(spec) is one
     assert router.choose(spec) is two
     assert router.choose(spec, alone_for=suspect) is None
@@ -83,7 +83,7 @@ def test_router_keeps_an_endpoint_free_for_a_suspect(tools: Any) -> None:
 def test_endpoint_kept_free_for_a_suspect_is_let_go_when_another_one_has_it(tools: Any) -> None:
     spec, suspect = tools.spec(), object()
     router = Routed(["a", "b"], spec=spec).router
-    one, two = router.used
+    one, two = router.endpoints
     assert [router.choose(spec), router.choose(spec)] == [one, two]
     assert router.choose(spec, alone_for=suspect) is None
     reserved, other = (one, two) if one.reserved_by is suspect else (two, one)
@@ -103,7 +103,7 @@ def test_straggler_is_avoided_longer_each_time_until_it_answers() -> None:
         assert not connection.is_avoided(now_s + avoided_s)
     connection.num_outstanding = 1
     assert connection.is_avoided(1000.0)  # one at a time
-    connection.delivered()
+    connection.delivered(num_queued=0, now_s=0.0)
     assert not connection.is_avoided(1000.0)
 
 

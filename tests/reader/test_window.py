@@ -27,7 +27,7 @@ def fetched(batch: Any, nbytes: int) -> Fetched:
 
 
 def filled_window(tools: Any, num_batches: int, *, max_bytes: int, batch_bytes: int) -> Window:
-    window = Window(planned=lambda: 4, max_bytes=max_bytes)
+    window = Window(planned=lambda: 4, max_bytes=max_bytes, all_bytes=lambda: window.used_bytes)
     dataset = ServedDataset(tools.spec())
     dataset.batch_bytes = batch_bytes
     for request in tools.requests(dataset.spec, num_batches=num_batches):

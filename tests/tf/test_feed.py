@@ -205,8 +205,8 @@ def test_pass_that_ended_before_its_first_report_did_happen() -> None:
     assert [next(ahead), next(ahead)] == epochs(0, 0)[:2]
     ahead.close()  # train(2).prefetch(8)
     assert feed.place() == (0, 0)
-    feed.mark_consumed(1)
-    feed.mark_consumed(1)
+    feed.consume(1)
+    feed.consume(1)
     assert feed.place() == (0, 2)
     assert list(feed.produce()) == epochs(1, 1)
 

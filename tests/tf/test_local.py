@@ -42,7 +42,7 @@ def endpoints(script: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[local_en
     monkeypatch.setattr(local_endpoints, "_started", {})
     monkeypatch.setattr(local_endpoints, "LOG_INTERVAL_S", 0.0)
     made = local_endpoints.local_endpoints(2)
-    pids = made.pids
+    pids = made._pool.pids
     assert len(pids) == 2
     yield made
     made.close()
@@ -66,7 +66,7 @@ def test_own_processes_yield_the_same_batches_also_if_one_is_killed(
     for number, batch in enumerate(feed.produce()):
         found.append(batch)
         if number == 10:
-            killed = endpoints.pids[0]
+            killed = endpoints._pool.pids[0]
             os.kill(killed, signal.SIGKILL)
     wanted = expected.batches(feed.subject, epoch=0, batch_size=4, seed=5, shuffle=True)
     assert len(found) == len(wanted) == 50
@@ -81,7 +81,7 @@ def test_own_processes_yield_the_same_batches_also_if_one_is_killed(
         ending.join(30.0)
         assert not ending.is_alive()
     deadline_s = time.monotonic() + 30.0
-    while killed in endpoints.pids or len(endpoints.pids) < 2:  # it is started again, for the next pass
+    while killed in endpoints._pool.pids or len(endpoints._pool.pids) < 2:  # it is started again, for the next pass
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
 

@@ -116,6 +116,14 @@ def test_loader_made_anew_of_one_object_is_said_once(caplog: pytest.LogCaptureFi
     assert "loader Noisy: another loader of the same data set and seed" in record.getMessage()
 
 
+def test_loader_made_anew_with_a_sampler_that_shuffles_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    data = Noisy(9)
+    for _ in range(3):
+        list(DataLoader(data, batch_size=3, sampler=RandomSampler(data), seed=719))
+    (record,) = caplog.records
+    assert "loader Noisy: another loader of the same data set and seed" in record.getMessage()
+
+
 def test_loader_made_anew_in_each_epoch_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     def made(**options: Any) -> DataLoader[Any]:
         return DataLoader(loader_test_noisy(9), **{"batch_size": 3, "seed": 712, **options})

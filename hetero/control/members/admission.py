@@ -110,6 +110,7 @@ class Admitter:
         """Return why a host can never join with its present settings. None if it can."""
         if self._obstacle:
             return Obstacle(text=self._obstacle)
+        # `differences` compares statuses. The host has none yet.
         theirs = HostStatus(
             host=request.host.host,
             incarnation="",
@@ -156,12 +157,13 @@ class Admitter:
         """Return a host with its group and instance type. The default is the first data group of the job."""
         data = [group for group in self._cluster.groups if group.role is Role.DATA]
         name = host.group or (data[0].name if data else _DEFAULT_GROUP)
+        # In a group of the job, the group's instance type counts. A new group has the type that the host states.
         known = next((group for group in data if group.name == name), None)
         instance_type = host.instance_type if known is None else known.instance_type
         return JoinedHost(host=host.host, address=host.address, group=name, instance_type=instance_type)
 
     def reply(self, joined: JoinedHost) -> pb.JoinReply:
-        """Return the answer to a host that was admitted."""
+        """Return the answer to a host that was admitted: the description of the cluster, with the host in its group."""
         hosts = {group.name: list(group.hosts) for group in self._cluster.groups}
         types = {
             joined.group: joined.instance_type,

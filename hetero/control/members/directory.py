@@ -23,6 +23,7 @@ KINDS = (BATCHES, TF_DISPATCHER, TF_WORKER)
 
 
 def _kind(text: str) -> str:
+    """Return the kind of an endpoint from its message. An empty text means `BATCHES`, the default."""
     if text and text not in KINDS:
         raise ProtocolError(f"found an endpoint of the unknown kind {text[:100]!r}")
     return text or BATCHES

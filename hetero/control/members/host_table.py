@@ -82,6 +82,7 @@ class HostTable:
         # With 256 data hosts, computing this for each message took 63 % of a core. Now it takes 5 %.
         if self._local_news is not None and now_s <= self._news_valid_until_s:
             return self._local_news
+        # Without a further message, the values change when the next lease ends. Leases in the past have ended already.
         ends_s = (peer.last_heard_s + self._timings.lease_s for peer in self._peers.values() if peer.status is not None)
         self._news_valid_until_s = min((end_s for end_s in ends_s if end_s >= now_s), default=math.inf)
         finals = tuple((peer.has_our_final, peer.has_left) for peer in self._peers.values())
@@ -114,6 +115,7 @@ class HostTable:
     @property
     def failure_delivered(self) -> bool:
         """Whether the arbiter has received this host's failure. True without a failure, or if the cause is decided."""
+        # None if no arbiter lives, and if this host itself is the arbiter, because it is not one of its peers.
         arbiter = self._peers.get(self.arbiter or "")
         if self.own.failure is None or self.own.decided is not None or arbiter is None:
             return True
@@ -158,6 +160,7 @@ class HostTable:
         missing = [host for host in others if self._state(host).value < at_least.value]
         if not all(self._members[host].is_optional for host in others):
             missing = [host for host in missing if not self._members[host].is_optional]
+        # The job can do without each host of the role, but needs one that serves. From DRAINING on, it needs none.
         elif at_least < HostState.DRAINING:
             missing = [] if self._has_host(role, at_least) else others
         return [(host, self._peers[host].last_state) for host in missing]
@@ -225,8 +228,8 @@ class HostTable:
 
     def _add(self, joined: JoinedHost) -> None:
         """Add a host that has joined, or replace its record if it joins again."""
+        # The description of the cluster has this host, so it need not join.
         if joined.host in self._members and joined.host not in self.joined_hosts.present:
-            # The description of the cluster has this host, so it need not join.
             return
         now_s = self._clock()
         self.joined_hosts.add(joined, now_s)
@@ -264,6 +267,7 @@ class HostTable:
         status = self._peers[host].status
         if status is None:
             return HostState.INIT
+        # Only trainer hosts begin again with each generation. Data hosts go on.
         is_behind = self._members[host].role is Role.TRAINER and status.generation < self.own.generation
         return HostState.INIT if is_behind else status.state
 
@@ -277,5 +281,6 @@ class HostTable:
                 yield status
 
     def _lives(self, host: str) -> bool:
+        """Return whether another host was heard within the last lease."""
         peer = self._peers[host]
         return peer.status is not None and self._clock() - peer.last_heard_s <= self._timings.lease_s

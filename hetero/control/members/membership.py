@@ -81,6 +81,7 @@ class Membership(HostTable):
         """
         if generation is not None and generation != self.own.generation:
             return
+        # A host repeats its failure in each heartbeat.
         if any(known.first_line == cause.first_line for _, known in self._failures):
             return
         self._failures.append((self._clock(), cause))
@@ -148,6 +149,7 @@ class Membership(HostTable):
     def admit(self, joined: JoinedHost) -> None:
         """Add a data host to the running job. The other trainer hosts add it when they read this host's status."""
         self._add(joined)
+        # A host that joins again replaces its record.
         others = (known for known in self.own.joined if known.host != joined.host)
         self.update(joined=(*others, joined))
 
@@ -210,6 +212,7 @@ class Membership(HostTable):
     def _remove_left(self, now: float) -> None:
         """Remove joined hosts that this host has admitted and that have ended or are lost."""
         for joined in self.own.joined:
+            # A host that was never heard has the time that hosts have to start.
             peer = self._peers[joined.host]
             limit_s = self._timings.start_timeout_s if peer.status is None else 2 * self._timings.orphan_s
             if self._state(joined.host) in ENDED or now - peer.last_heard_s > limit_s:
@@ -250,7 +253,15 @@ class Membership(HostTable):
         return member.role is Role.TRAINER or decided.host != member.host
 
     def _compare(self, peer: Peer, status: HostStatus, *, had_served: bool) -> None:
-        """Compare the settings of a new launcher with those of this host. If they differ, ignore it or fail the job."""
+        """Compare the settings of a peer's new launcher with those of this host.
+
+        If they differ, ignore the peer if the job can continue without it. Otherwise fail the job.
+
+        Args:
+            peer: The peer.
+            status: First status of the new launcher.
+            had_served: Whether the peer had endpoints before this status.
+        """
         found = list(differences(status, self.own))
         peer.objection = ""
         if not found:
@@ -273,15 +284,21 @@ class Membership(HostTable):
         heard = [self._peers[host].last_heard_s for host in self.hosts(Role.TRAINER) if host != self.own.host]
         if self._members[self.own.host].role is Role.DATA:
             silent_s = now - max([self._started_s, *heard])
+            # Before any trainer host was heard, the limit for the start of a job applies, which the launcher checks.
             started = any(self._peers[host].status is not None for host in self.hosts(Role.TRAINER))
             if started and silent_s > self._timings.orphan_s and not self.trainers_done:
                 summary = f"no trainer host was heard for {silent_s:.0f} s; this host ends, to cause no more cost"
-                self._orphaned(Cause(host=self.own.host, summary=summary, exit_code=ExitCode.ORPHANED))
+                cause = Cause(host=self.own.host, summary=summary, exit_code=ExitCode.ORPHANED)
+                self.fail(cause)
+                # Decide alone, because no arbiter can be heard.
+                if self.own.decided is None:
+                    self.update(decided=cause)
             self._log_silence(Role.TRAINER, now)
             return
         self._log_silence(Role.DATA, now)
         for host in self.hosts(Role.TRAINER):
             peer = self._peers.get(host)
+            # This host itself is no peer. A host that was never heard is still starting.
             if peer is None or peer.status is None or self._state(host) in ENDED or self._lives(host):
                 continue
             what = "stood still" if peer.is_stuck else "fell silent"
@@ -289,7 +306,8 @@ class Membership(HostTable):
                 f"trainer host {host} {what} for {now - peer.last_heard_s:.0f} s "
                 f"(lease {self._timings.lease_s:.0f} s; last state: {peer.last_state})"
             )
-            # A failure that only mentions a lost host must not hide the loss, so consequences do not count.
+            # Report each loss once. The summary contains the seconds of silence, so `fail` would not find it to be a
+            # repeat. A failure that only mentions a lost host must not hide the loss, so consequences do not count.
             words = f"trainer host {host} "
             if not any(words in known.summary and not known.is_consequence for _, known in self._failures):
                 self.fail(Cause(host=self.own.host, summary=summary, exit_code=ExitCode.ORPHANED))
@@ -308,41 +326,46 @@ class Membership(HostTable):
             else:
                 logger.info("%s host %s is heard again", role.value, host)
 
-    def _orphaned(self, cause: Cause) -> None:
-        """Fail and decide alone, because no arbiter can be heard."""
-        self.fail(cause)
-        if self.own.decided is None:
-            self.update(decided=cause)
-
     def _decide_cause(self, now: float) -> None:
-        """Decide the root cause or a restart, if there are failures and this host may decide now."""
+        """Decide the root cause or a restart, if there are failures and this host may decide now.
+
+        The arbiter decides for all hosts, after it has collected failures for a moment. Any other host waits for this
+        decision. If the decision does not come, a host that has failed ends because of its own failure.
+        """
         if not self._failures:
             return
-        first_s = self._failures[0][0]
-        # The arbiter decides for all hosts.
+        since_first_s = now - self._failures[0][0]
         if self.arbiter == self.own.host:
-            causes = [cause for _, cause in self._failures]
-            are_consequences = all(cause.is_consequence for cause in causes)
-            # A lost host breaks connections at once, and its lease ends after 15 s. Without this wait, jobs ended after
-            # 4 s and named the connection.
-            if are_consequences and self._awaits_host(now):
-                return
-            settle_s = self.CONSEQUENCE_SETTLE_S if are_consequences else self.SETTLE_S
-            if now - first_s >= settle_s:
-                # A failure that no restart can repair ends the job, whatever else failed.
-                final = [cause for cause in causes if not self._may_restart(cause)]
-                root = root_of(final or causes)
-                if final:
-                    self.update(decided=root)
-                else:
-                    self._begin_generation(self.own.generation + 1, root)
-        elif self.own.failure is not None and now - first_s > self._timings.lease_s + self.SETTLE_S:
-            # The arbiter decides after one lease at the latest. No decision has reached this host in that time, so the
-            # arbiter rejects this host.
-            self.update(decided=self.own.failure)
-        # No trainer host lives, so this host decides about its own failure.
-        elif self.arbiter is None and self.own.failure is not None and now - first_s > self._timings.heartbeat_s:
-            self.update(decided=self.own.failure)
+            self._decide_for_all(now, since_first_s)
+        elif self.own.failure is not None:
+            # Without a living trainer host there is no arbiter. An arbiter decides after one lease at the latest. If
+            # its decision has not reached this host by then, the arbiter rejects this host.
+            has_arbiter = self.arbiter is not None
+            patience_s = self._timings.lease_s + self.SETTLE_S if has_arbiter else self._timings.heartbeat_s
+            if since_first_s > patience_s:
+                self.update(decided=self.own.failure)
+
+    def _decide_for_all(self, now: float, since_first_s: float) -> None:
+        """On the arbiter, decide the root cause or begin a restart. Wait if another failure may still arrive.
+
+        Args:
+            now: The clock's time.
+            since_first_s: Seconds since the first failure arrived.
+        """
+        causes = [cause for _, cause in self._failures]
+        are_consequences = all(cause.is_consequence for cause in causes)
+        # A lost host breaks connections at once, and its lease ends after 15 s. Without this wait, jobs ended after 4 s
+        # and named the connection.
+        if are_consequences and self._awaits_host(now):
+            return
+        if since_first_s < (self.CONSEQUENCE_SETTLE_S if are_consequences else self.SETTLE_S):
+            return
+        # A failure that no restart can repair ends the job, whatever else failed.
+        final = [cause for cause in causes if not self._may_restart(cause)]
+        if final:
+            self.update(decided=root_of(final))
+        else:
+            self._begin_generation(self.own.generation + 1, root_of(causes))
 
     def _awaits_host(self, now: float) -> bool:
         """Return whether a trainer host has missed heartbeats. It may be lost although its lease has not ended yet."""
@@ -365,6 +388,7 @@ class Membership(HostTable):
     def _begin_generation(self, generation: int, cause: Cause | None) -> None:
         """Begin a generation and forget failures of ranks. On a trainer host, also reset the state of the old ranks."""
         changes: dict[str, object] = {"generation": generation, "restarted_for": cause}
+        # A failure of a launcher or an endpoint still has to be decided.
         self._failures = [(at_s, known) for at_s, known in self._failures if not known.of_rank]
         if self.own.failure is not None and self.own.failure.of_rank:
             changes["failure"] = None
@@ -378,6 +402,7 @@ class Membership(HostTable):
         if not self.stop_requested or self.arbiter != self.own.host:
             return
         reports = [report for status in self.statuses(Role.TRAINER) for report in status.ranks]
+        # A rank that has finished begins no further step, so it need not pause.
         running = [report for report in reports if not report.finished]
         if all(report.stop_vote for report in running):
             self.update(stop_at=stop_point(running))

@@ -139,21 +139,24 @@ class Registrar:
             raise AssertionError("abort raises") from error
         host = request.host
         with self._changed:
-            known = self._hosts.get(host.host)
+            registered = self._hosts.get(host.host)
             if host.group not in self._groups:
                 found = f"the main host has the groups {', '.join(self._groups)}, and not {host.group!r}"
                 refusal = f"{found}; give HETERO_GROUPS the same value on all hosts"
                 return pb.JoinReply(refusal=refusal, exit_code=int(ExitCode.DISAGREEMENT))
-            if known is None and len(self._hosts) < self._num_hosts:
+            if registered is None and len(self._hosts) < self._num_hosts:
                 self._hosts[host.host] = host
                 logger.info("host %s of group %s has registered", host.host, host.group)
-            elif known != host:
+            # All places are taken, or another host has this name.
+            elif registered != host:
                 refusal = f"the job has {self._num_hosts} hosts, and all have registered"
                 return pb.JoinReply(refusal=refusal, exit_code=int(ExitCode.USAGE))
             is_complete = len(self._hosts) == self._num_hosts
+            # This answer contains the description of the cluster.
             if is_complete:
                 self._fetched.add(host.host)
             self._changed.notify_all()
+            # Without a description of the cluster, the host asks again.
             if not is_complete:
                 return pb.JoinReply(job_id=self._job_id)
             document = document_of(self._hosts.values(), self._groups) | {"current_host": host.host}
@@ -172,6 +175,7 @@ def document_of(hosts: Iterable[JoinedHost], groups: Sequence[str]) -> dict[str,
     known = list(hosts)
     for name in groups:
         members = sorted((host for host in known if host.group == name), key=lambda host: natural_key(host.host))
+        # A group may have no hosts. All hosts of a group have the same instance type.
         if members:
             found.append(group_document(name, members[0].instance_type, [host.host for host in members]))
     return {"instance_groups": found}

@@ -1,9 +1,9 @@
-"""The part of the control plane that runs in a rank.
+"""The part of the control plane that runs in the process of a rank.
 
-session.py     the connection to the launcher of this host
-variables.py   the environment variables that connect it
-metrics.py     `hetero.log_metric`
-stopping.py    how a rank ends if it was asked to stop and does not reach the end of a step
-callbacks.py   the callbacks that the script registered with `hetero.on_stop`
-alone.py       a request to stop in a process that no launcher started
+session.py     the rank's connection to the launcher of its host
+variables.py   environment variables that tell a rank how to connect
+metrics.py     `hetero.log_metric`, which logs a value such as the accuracy
+stopping.py    ends a rank that was asked to stop and does not reach the end of its step
+callbacks.py   runs the functions that the script has registered with `hetero.on_stop`
+alone.py       stops a process that no launcher started, when it gets SIGTERM
 """

@@ -43,6 +43,7 @@ def _on_sigterm(*_: object) -> None:
 
 
 def _restore() -> None:
-    """Let SIGTERM end a process that the script forks, because nothing else would end it."""
+    """Let SIGTERM end a process that the script forks, because no loader there looks for the recorded request."""
+    # The script may have set another handler.
     if signal.getsignal(signal.SIGTERM) is _on_sigterm:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -29,13 +29,11 @@ def run_callbacks(callbacks: Iterable[Callable[[], object]]) -> list[CallbackFai
         try:
             callback()
         except (Exception, SystemExit) as error:
+            # A callback that ends the process with success has done its work.
             if isinstance(error, SystemExit) and error.code in (None, 0):
                 continue
             logger.exception("a stop callback failed")
-            failures.append(_described(error))
+            line = traceback.format_exception_only(type(error), error)[-1].strip()
+            detail = "".join(traceback.format_exception(error))
+            failures.append(CallbackFailure(summary=f"a stop callback raised {line}", detail=detail))
     return failures
-
-
-def _described(error: BaseException) -> CallbackFailure:
-    line = traceback.format_exception_only(type(error), error)[-1].strip()
-    return CallbackFailure(summary=f"a stop callback raised {line}", detail="".join(traceback.format_exception(error)))

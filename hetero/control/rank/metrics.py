@@ -40,6 +40,7 @@ def log_metric(name: str, value: SupportsFloat, step: SupportsIndex | None = Non
     name, number, count = check_value(name, value, step)
     write_line(metric_line(name, number, count))
     session = current()
+    # `add` returns False if the report has the maximum number of names already. Warn once.
     if session is not None and not session.metrics.add(name, number, count):
         if not _warned.is_set():
             logger.warning(

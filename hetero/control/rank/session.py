@@ -1,7 +1,7 @@
-"""A rank's end of the control plane: the only connection to its launcher.
+"""The connection of a rank to its launcher. Over it the rank reports, and learns about endpoints and a stop of the job.
 
 `hetero.launch.ranks.rank` calls `connect` before it runs the user's script. In a process that no launcher started,
-`current` returns None and everything works locally.
+`current` returns None. Loaders then make batches in that process or in workers, and report nothing.
 """
 
 from __future__ import annotations
@@ -29,14 +29,7 @@ from hetero.control.rank.variables import (
     RESTART_VARIABLE,
     TLS_VARIABLE,
 )
-from hetero.control.status import (
-    MAX_LOADERS,
-    Cause,
-    RankReport,
-    SessionOptions,
-    StepTimes,
-    StopPoint,
-)
+from hetero.control.status import MAX_LOADERS, Cause, RankReport, SessionOptions, StepTimes, StopPoint
 from hetero.errors import ExitCode, HeteroError
 from hetero.metrics.logged import MetricLog
 from hetero.metrics.steps import StepTimer, encode_summaries
@@ -48,11 +41,6 @@ from hetero.wire.records import fields_of, record_of
 from hetero.wire.tls import Tls
 
 __all__ = [
-    "HOST_VARIABLE",
-    "LAUNCHER_VARIABLE",
-    "REMOTE_VARIABLE",
-    "RESTART_VARIABLE",
-    "TLS_VARIABLE",
     "RankSession",
     "check_stop",
     "connect",
@@ -168,6 +156,7 @@ class RankSession:
     def register_timer(self, timer: StepTimer) -> None:
         """Include ``timer`` in the reports to the launcher. Each loader has one timer."""
         with self._changed:
+            # A script may make several loaders with the same name. The second one is reported as ``NAME#2``.
             namesakes = sum(known.name == timer.name for known in self._timers)
             self._timers.append(timer)
             self._loaders[id(timer)] = timer.name if not namesakes else f"{timer.name}#{namesakes + 1}"
@@ -193,6 +182,7 @@ class RankSession:
         self._report()
 
     def _cause(self, summary: str, detail: str, exit_code: ExitCode, *, is_consequence: bool = False) -> Cause:
+        """Return the record of a failure of this rank. The arguments are those of `fail`."""
         return Cause(
             host="",  # the launcher fills it in
             summary=f"rank {self.rank}: {summary}",
@@ -216,6 +206,7 @@ class RankSession:
         """
         loader = self._loaders[id(timer)]
         with self._changed:
+            # Wait until the last step of all ranks is decided. Report now, because the decision needs all ranks.
             if self._stop_requested and self._stop_at is None:
                 self._wake.set()
                 if not self._changed.wait_for(lambda: self._stop_at is not None, _DECISION_TIMEOUT_S):
@@ -257,6 +248,7 @@ class RankSession:
 
     def close(self, *, finished: bool = True) -> bool:
         """Send the last report and disconnect. Return whether the launcher answered. Idempotent."""
+        # The last report was sent already.
         if self._closing.is_set():
             return True
         self._closing.set()
@@ -269,7 +261,8 @@ class RankSession:
         return is_answered
 
     def end(self) -> NoReturn:
-        """End this process as `check_stop` does. Call this on the script's thread."""
+        """Run the stop callbacks and end this process by `SystemExit`. Call this on the script's thread."""
+        # Set this first, because a callback may take long, and `_end_late` must not run the callbacks again.
         self.stopped = True
         if self.options.profile:
             if _callbacks:
@@ -290,6 +283,7 @@ class RankSession:
         stop_at = self._stop_at
         if stop_at is None:
             return False
+        # Without a loader in the stop point, ranks end before their next step, whatever the loader.
         return not stop_at.loader or (loader == stop_at.loader and self._steps_started[loader] >= stop_at.steps)
 
     # Threads
@@ -309,6 +303,7 @@ class RankSession:
 
     def _apply(self, update: pb.RankUpdate) -> None:
         """Adopt the endpoints, a request to stop, and the stop point of an update."""
+        # An entry without an endpoint is a host in service, see `Hub._rank_update`.
         entries = update.endpoints
         present = (entry for entry in entries if entry.HasField("endpoint"))
         records = [record_of(EndpointRecord, entry.endpoint, entry) for entry in present]
@@ -316,6 +311,7 @@ class RankSession:
         self.directory.replace([record for record in records if record.kind == BATCHES], hosts=hosts)
         self.tf_servers.replace([record for record in records if record.kind != BATCHES], hosts=hosts)
         with self._changed:
+            # A request to stop is never withdrawn.
             self._stop_requested = self._stop_requested or update.stop_requested
             if update.HasField("stop_at"):
                 self._stop_at = record_of(StopPoint, update.stop_at)
@@ -337,13 +333,14 @@ class RankSession:
                     self._report()
 
     def _report(self, *, finished: bool = False) -> bool:
+        """Send a report when no other report is being sent. Return whether the launcher answered."""
         with self._reporting:
             return self._send_report(finished)
 
     def _send_report(self, finished: bool) -> bool:
-        """Send a report. Return whether the launcher answered."""
+        """Send a report. Return whether the launcher answered. ``finished``: whether the script has ended."""
         failure = self._failure
-        # Send it only in the last report, because a failure of a rank that has not finished ends the job at once.
+        # Send the failure of a stop callback only in the last report. Earlier it would end the job at once.
         if finished and self.stop_failure is not None:
             failure = self._cause(self.stop_failure.summary, self.stop_failure.detail, ExitCode.SCRIPT_FAILED)
         with self._changed:
@@ -383,6 +380,7 @@ class RankSession:
         """Return the latest steps of the loader that has taken the most time. None before its first step."""
         found = {self._loaders[id(timer)]: timer.recent() for timer in timers}
         loader = max(found, key=lambda name: found[name].total_s, default="")
+        # Stay with the loader of the last report, unless another one has taken much more time.
         reported = found.get(self._timed_loader)
         if reported is not None and found[loader].total_s < _OVERTAKES * reported.total_s:
             loader = self._timed_loader
@@ -396,6 +394,7 @@ class RankSession:
         """Return the loaders to report: all, or the busiest if there are too many, such as one per validation."""
         names = set(self._loaders.values())
         if len(names) > MAX_LOADERS:
+            # Always report the loader whose step began last, so leave one place for this loader.
             names = {name for name, _ in self._steps_started.most_common(MAX_LOADERS - 1)} | {self._loader}
         return frozenset(names)
 
@@ -489,6 +488,7 @@ def end_if_stopping() -> None:
 
 
 def _after_fork_in_child() -> None:
+    """Leave the parent's session, because the child has no thread that reads from its connections."""
     global _session
     if _session is not None:
         _inherited.append(_session)

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hetero.control.rank.session import RESTART_VARIABLE
+from hetero.control.rank.variables import RESTART_VARIABLE
 from hetero.control.status import Cause
 from hetero.launch.ranks.agent import SETTLE_S
 from hetero.launch.ranks.leader import LocalLeader

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from hetero.control.rank.session import RESTART_VARIABLE
+from hetero.control.rank.variables import RESTART_VARIABLE
 from hetero.control.status import Cause
 from hetero.errors import PortError
 from hetero.launch.ranks.agent import FAILURES_FILE, RANKS_FILE

@@ -73,12 +73,15 @@ class Phases:
         self.headspace_s: list[float] = []
         """Seconds of each measured step of the headspace phase."""
         self._phase_s = 0.0
+        """Seconds of the steps of this phase that are measured."""
 
     @property
     def num_planned(self) -> int:
         """Number of steps that this phase needs before it may end. 0 if all phases are over."""
+        # Measure whole windows, because batches may arrive in bursts of one window.
         num_windows = max(_MIN_WINDOWS, math.ceil(ENOUGH_STEPS / self.window))
         counts = {
+            # Batches that were fetched ahead before the first step must not be measured.
             Phase.WARMUP: max(self._warmup_steps, self.window),
             Phase.RUNNING: num_windows * self.window,
             Phase.HEADSPACE: EXCLUDED_STEPS + ENOUGH_STEPS,
@@ -113,20 +116,23 @@ class Phases:
             self.data_wait_s.append(data_wait_s)
         elif self.measures_headspace:
             self.headspace_s.append(step_s)
+        # The first steps of the headspace phase count as its steps, but not towards its time.
         is_excluded = self.phase is Phase.HEADSPACE and not self.measures_headspace
         self.num_steps += 1
         self._phase_s += 0.0 if is_excluded else step_s
-        if self.phase is not Phase.DONE and self._is_over(elapsed_s):
-            self._enter_next()
+        if self.phase is not Phase.DONE and self._is_phase_over(elapsed_s):
+            self.phase = Phase(PHASES[PHASES.index(self.phase.value) + 1])
+            self.num_steps = 0
+            self._phase_s = 0.0
 
-    def _is_over(self, elapsed_s: float) -> bool:
+    def _is_phase_over(self, elapsed_s: float) -> bool:
+        """Return whether the phase has enough steps and time, or whether its time limit has passed."""
         if self.num_steps >= self.num_planned and (self.phase is Phase.WARMUP or self._phase_s >= ENOUGH_S):
             return True
-        least = MIN_STEPS + (EXCLUDED_STEPS if self.phase is Phase.HEADSPACE else 0)
-        least = _MIN_WARMUP_STEPS if self.phase is Phase.WARMUP else least
-        return elapsed_s >= _END_S[self.phase] and self.num_steps >= least
-
-    def _enter_next(self) -> None:
-        self.phase = Phase(PHASES[PHASES.index(self.phase.value) + 1])
-        self.num_steps = 0
-        self._phase_s = 0.0
+        # A phase needs some steps even after its time limit, because it must be measured.
+        min_steps = {
+            Phase.WARMUP: _MIN_WARMUP_STEPS,
+            Phase.RUNNING: MIN_STEPS,
+            Phase.HEADSPACE: EXCLUDED_STEPS + MIN_STEPS,
+        }[self.phase]
+        return elapsed_s >= _END_S[self.phase] and self.num_steps >= min_steps

@@ -93,28 +93,24 @@ class LoaderProfiler:
         self._unfetched: deque[BatchRequest] = deque(maxlen=_MAX_REQUESTS)
         self._fetched: deque[BatchRequest] = deque(maxlen=_MAX_REQUESTS)
         self._usage = _Usage(kept)
-        self._own: tuple[SupplyProfile, Contents] | None = None
+        self._measured_here: tuple[SupplyProfile, Contents] | None = None
+        """Return value of ``measure``. None if this rank has not measured samples."""
         self._note = ""
         self._is_measured = False
         self._is_typical = True
         self._has_fetched = False
         self._knows_waits = True
 
-    @classmethod
-    def of(cls, pipeline: LoaderPipeline, session: RankSession, make: Callable[[], LoaderProfiler]) -> LoaderProfiler:
-        """Return the profiler of a loader, and connect it to the loader's timer.
+    def shared(self, session: RankSession) -> LoaderProfiler:
+        """Return the profiler that all loaders of this kind share, and connect it to the timer of this loader.
 
-        If the script makes a new loader of the same kind for every epoch, all of them share a profiler.
+        A script may make a new loader of the same kind for every epoch. The profiler of the first one measures all.
 
         Args:
-            pipeline: The loader.
-            session: The session of this rank.
-            make: Makes a profiler.
+            session: The session of this rank. From now on it reports what the profilers measure.
         """
-        profiler = _profilers.get(pipeline.kind)
-        if profiler is None:
-            profiler = _profilers[pipeline.kind] = make()
-        pipeline.timer.on_step = profiler._on_step
+        profiler = _profilers.setdefault(self._pipeline.kind, self)
+        self._pipeline.timer.on_step = profiler._on_step
         session.set_profile(_part)
         return profiler
 
@@ -147,6 +143,7 @@ class LoaderProfiler:
             knows_wait: Whether the data wait of the steps contains the waits for all their batches.
         """
         global _latest
+        # ``_latest is self``: no other loader has delivered a batch since this loader's last one.
         self._is_typical = not self._pipeline.may_go_on if is_first else _latest is self
         self._has_fetched = has_fetched
         self._knows_waits = self._knows_waits and knows_wait
@@ -160,6 +157,7 @@ class LoaderProfiler:
             batch: The batch.
             num_prefetched: Batches that are being fetched, or that the script has not consumed. This batch counts.
         """
+        # A window in steps, rounded up.
         self.phases.window = max(self.phases.window, -(-num_prefetched // self.batches_per_step))
         if self._first_s is None:
             self._first_s = self._clock()
@@ -176,6 +174,7 @@ class LoaderProfiler:
 
     def repeated(self, request: BatchRequest) -> Any:
         """Return a kept batch in place of the one that was requested."""
+        # Keep the first requests, not the latest ones.
         if len(self._unfetched) < _MAX_REQUESTS:
             self._unfetched.append(request)
         return self.kept.next()
@@ -189,11 +188,12 @@ class LoaderProfiler:
         """Measure the samples in this rank if hosts cannot measure them after the training. Once, only on rank 0."""
         if self._is_measured or self._rank != 0:
             return
-        self._note = "" if self._work() is not None else self._why_no_work()
-        if self._note:
+        work = self._work()
+        if isinstance(work, str):
+            self._note = work
             logger.info("measuring samples in this rank, because %s", self._note)
             try:
-                self._own = self._measure([*self._unfetched, *self._fetched])
+                self._measured_here = self._measure([*self._unfetched, *self._fetched])
             except Exception as error:
                 logger.warning("the samples could not be measured in this rank", exc_info=True)
                 self._note += f". Measuring them in the rank failed: {type(error).__name__}: {str(error)[:200]}"
@@ -223,6 +223,8 @@ class LoaderProfiler:
         if is_last:
             self.measure_rest()
         num_steps = min(len(phases.step_s), len(phases.data_wait_s))  # the script may be about to add a step
+        work = self._work() if self._rank == 0 else ""
+        supply, contents = (None, None) if self._measured_here is None else self._measured_here
         return dataclasses.replace(
             part,
             phase=Phase.DONE.value if is_late else part.phase,
@@ -231,15 +233,16 @@ class LoaderProfiler:
             headspace_s=_spread(phases.headspace_s[:], self._basis),
             cpu_cores=self._usage.cpu_cores,
             gpu_percent=self._usage.gpu_percent,
-            work=self._work() if self._rank == 0 else None,
-            supply=None if self._own is None else self._own[0],
-            contents=None if self._own is None else self._own[1],
+            work=None if isinstance(work, str) else work,
+            supply=supply,
+            contents=contents,
             note=self._note,
         )
 
     def _on_step(self, compute_s: float, data_wait_s: float) -> None:
         """Record a complete step, and read CPU and GPU use in the headspace phase. The loader's timer calls this."""
         step_s = compute_s + data_wait_s
+        # In the phases that repeat batches, steps with fetched batches do not count.
         is_typical = self._is_typical and not (self.phases.repeats and self._has_fetched)
         self.phases.step(step_s, data_wait_s, elapsed_s=self.elapsed_s, is_typical=is_typical)
         if self.phases.phase is Phase.HEADSPACE and not self.phases.measures_headspace:
@@ -259,24 +262,31 @@ class LoaderProfiler:
         step_s, headspace_s = phases.step_s[:num_steps], phases.headspace_s[:]
         if not step_s or len(headspace_s) < MIN_STEPS:
             return None
+        # Steps of the headspace phase have no waits. So the rest of a mean step is waiting.
         share = max(0.0, 1.0 - statistics.fmean(headspace_s) / statistics.fmean(step_s))
         return _spread([share * seconds for seconds in step_s], "modelled")
 
-    def _work(self) -> SampledWork | None:
-        """Return samples of the job, beginning with samples that were not fetched. None if a host cannot fetch them."""
+    def _work(self) -> SampledWork | str:
+        """Return samples that a host measures after the training. If no host can fetch them, return the reason.
+
+        Samples that were not fetched come first.
+        """
         spec = self._pipeline.subject
-        if not isinstance(spec, DatasetSpec) or len(spec.arguments_json) > MAX_ARGUMENTS_CHARS:
-            return None
+        if not isinstance(spec, DatasetSpec):
+            return "the data set is an object, which only this process has. Register its factory with @hetero.dataset"
+        if len(spec.arguments_json) > MAX_ARGUMENTS_CHARS:
+            return f"the data set's arguments have more than {MAX_ARGUMENTS_CHARS} characters"
+        has_no_integers = "its samples have indices that are not integers"
         requests = [*self._unfetched, *self._fetched]
         indices: list[int] = []
         for request in requests:
             if not isinstance(request.work, IndexedWork) or isinstance(request.work.indices, tuple):
-                return None
+                return has_no_integers
             indices += request.work.indices.tolist()
             if len(indices) >= MAX_INDICES:
                 break
         if not indices:
-            return None
+            return has_no_integers
         return SampledWork(
             dataset=spec.name,
             arguments_json=spec.arguments_json,
@@ -287,19 +297,12 @@ class LoaderProfiler:
             collate=requests[0].collate,
         )
 
-    def _why_no_work(self) -> str:
-        if not isinstance(self._pipeline.subject, DatasetSpec):
-            return "the data set is an object, which only this process has. Register its factory with @hetero.dataset"
-        if len(self._pipeline.subject.arguments_json) > MAX_ARGUMENTS_CHARS:
-            return f"the data set's arguments have more than {MAX_ARGUMENTS_CHARS} characters"
-        return "its samples have indices that are not integers"
-
 
 class ProfiledBatches(Iterator[Any]):
     """The batches of one pass of a profiled loader: first fetched batches, then kept batches.
 
     The pass has as many batches as without profiling, because schedulers of scripts count steps. Once the profiler
-    repeats batches, each remaining request gets a kept batch, and nothing is fetched any more.
+    repeats batches, each remaining request gets a kept batch, and nothing more is fetched.
 
     Args:
         profiler: The loader's profiler.
@@ -309,6 +312,9 @@ class ProfiledBatches(Iterator[Any]):
             script. The caller then reports to the profiler when the script gets them. None if the script gets each
             batch at once.
     """
+
+    may_be_kept = False
+    """Whether this object may stay open between two passes. Never, because a profile run measures each pass."""
 
     def __init__(
         self,
@@ -329,11 +335,6 @@ class ProfiledBatches(Iterator[Any]):
         """Whether the batch that `next` returned is a kept one."""
 
     @property
-    def may_be_kept(self) -> bool:
-        """Whether this object may stay open between two passes. Never, because a profile run measures each pass."""
-        return False
-
-    @property
     def is_open(self) -> bool:
         """Whether another batch may come."""
         return not self._is_closed and (self._source is None or self._source.is_open)
@@ -345,7 +346,7 @@ class ProfiledBatches(Iterator[Any]):
         """
         if self._is_closed:
             raise StopIteration
-        # In this phase every batch is a kept one, so that the script never waits for data.
+        # In this phase every batch is a kept one, because the script must never wait for data.
         if self._profiler.repeats:
             # Close the source, which would otherwise go on fetching ahead.
             if self._source is not None:
@@ -414,7 +415,9 @@ class _Usage:
     def __init__(self, kept: KeptBatches) -> None:
         self._kept = kept
         self._first: tuple[float, float] | None = None
+        """First reading: time and CPU time of this process, in seconds."""
         self._last: tuple[float, float] | None = None
+        """Latest such reading."""
         self._gpus: Gpus | None = None
         self._gpu_percents: list[float] = []
         self._next_gpu_s = 0.0
@@ -448,9 +451,11 @@ class _Usage:
     @property
     def cpu_cores(self) -> float | None:
         """CPUs that this process kept busy. Copies of kept batches do not count. None if not measured."""
-        if self._first is None or self._last is None or self._last[0] <= self._first[0]:
+        if self._first is None or self._last is None:
             return None
-        return max(0.0, (self._last[1] - self._first[1]) / (self._last[0] - self._first[0]))
+        (first_s, first_cpu_s), (last_s, last_cpu_s) = self._first, self._last
+        # Not negative: the thread that copies batches may have used more CPU time since its time was read.
+        return max(0.0, (last_cpu_s - first_cpu_s) / (last_s - first_s)) if last_s > first_s else None
 
     @property
     def gpu_percent(self) -> float | None:
@@ -459,6 +464,7 @@ class _Usage:
 
 
 def _spread(values: list[float], basis: str) -> Spread | None:
+    """Return the spread of measured seconds. None without values."""
     return Spread.of(values, "s", basis) if values else None
 
 

@@ -69,12 +69,13 @@ class LoaderTiming:
         return timer
 
     def end_timing(self, owner: object) -> None:
-        """Pause the timer, unless the pass of another owner began the last wait. Idempotent."""
+        """Pause the timer, unless another pass is measured now, because it began the last wait. Idempotent."""
         if self._timed is owner:
             self._timed = None
             self.timer.pause()
 
     def _make_timer(self) -> StepTimer:
+        """Return a timer with the options of the job. In a process without a job, use the defaults."""
         session = control.current()
         options = None if session is None else session.options
         return StepTimer(

@@ -34,16 +34,22 @@ class MadeAnew:
 
     def __init__(self, subject: Any, *kind: object) -> None:
         self._kind = kind
-        same, order = _finished.get(kind, (None, None))
+        is_same, order = _finished.get(kind, (None, None))
         self._order: bytes | None = order
-        self._is_made_anew = same is not None and same(subject)
+        """Digest of the order of the earlier loader's sampler. None for a loader in its own order."""
+        self._is_made_anew = is_same is not None and is_same(subject)
 
     def note_finished(self, subject: Any, order: bytes | None) -> None:
         """Record that the loader has delivered a whole epoch. ``order``: digest of its sampler's order."""
         _finished[self._kind] = _same_as(subject), order
 
     def warn(self, name: str, order: bytes | None = None) -> None:
-        """Log one warning for all loaders of this kind, if this one was made anew and has the same order."""
+        """Log one warning for all loaders of this kind, if this one was made anew and has the same order.
+
+        Args:
+            name: Name of the loader.
+            order: Digest of the order of its sampler. None for a loader in its own order.
+        """
         if not self._is_made_anew or self._order != order or self._kind in _warned:
             return
         _warned.add(self._kind)
@@ -56,7 +62,10 @@ class MadeAnew:
 
 
 def _same_as(subject: Any) -> Callable[[Any], bool]:
-    """Return a function that returns whether another subject is the same data set. It keeps no data set in memory."""
+    """Return a function that returns whether another subject is the same data set as this one.
+
+    The function keeps no data set object in memory, because a script may make a new object for every epoch.
+    """
     if isinstance(subject, DatasetSpec):
         return lambda other: bool(other == subject)
     try:

@@ -37,9 +37,10 @@ class OwnGenerators:
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
         """Make these states current inside the context, and restore the script's states afterwards."""
+        # `preserved_generators` restores all global generators. If only torch's is used, the code below restores it.
         with nullcontext() if self._only_torch else preserved_generators():
             # A generator's state includes its seed, so restoring the state restores the user's initial_seed() too.
-            users = [generator.get_state() for generator, _ in self._torch]
+            script_states = [generator.get_state() for generator, _ in self._torch]
             try:
                 self._make_current()
                 yield
@@ -47,7 +48,7 @@ class OwnGenerators:
                 if not self._only_torch:
                     self._other_states = random.getstate(), np.random.get_state(legacy=False)
             finally:
-                for (generator, _), state in zip(self._torch, users, strict=True):
+                for (generator, _), state in zip(self._torch, script_states, strict=True):
                     generator.set_state(state)
 
     def next_numbers(self) -> tuple[float, ...]:
@@ -67,8 +68,9 @@ class OwnGenerators:
         for (generator, _), state in zip(self._torch, self._torch_states, strict=True):
             generator.set_state(state)
         if self._other_states is not None:
-            random.setstate(self._other_states[0])
-            np.random.set_state(self._other_states[1])
+            python_state, numpy_state = self._other_states
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
 
 
 def draw_key(seed: int, number: int) -> int:

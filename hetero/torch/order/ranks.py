@@ -20,7 +20,7 @@ import torch
 
 from hetero.errors import DatasetMismatchError
 
-__all__ = ["MAX_INDICES", "Drawn", "RankOrders"]
+__all__ = ["MAX_INDICES", "DrawnPass", "RankOrders"]
 
 MAX_INDICES = 2**16
 """Only indices below this bound are compared. So a rank publishes at most 8 KiB, and a comparison takes 0.1 ms."""
@@ -31,7 +31,7 @@ _num_loaders: Counter[tuple[object, ...]] = Counter()
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class DrawnPass:
     """A pass that was drawn to its end."""
 
     number: int
@@ -57,6 +57,7 @@ class RankOrders:
         _num_loaders[kind] += 1
         self._kind = kind
         self._number = _num_loaders[kind]
+        """This loader is the n-th of its kind in this process. n is this number."""
         self._is_checked = False
         self._has_warned = False
 
@@ -70,7 +71,7 @@ class RankOrders:
             return
         self._is_checked = True
         rank = torch.distributed.get_rank()
-        # compare_set returns the seed that the first rank has stored, and does not wait.
+        # compare_set stores the text if no rank has stored one yet. It returns the stored text, and does not wait.
         with suppress(RuntimeError):  # the rank that holds the store may have ended
             other, _, found = (
                 store.compare_set(f"hetero/seed/{self._kind}/{self._number}", "", f"{rank} {seed}")
@@ -86,7 +87,7 @@ class RankOrders:
                     "If this loader is for one rank alone, pass shard=(0, 1)."
                 )
 
-    def compare_parts(self, drawn: Drawn, *, sampler: str) -> None:
+    def compare_parts(self, drawn: DrawnPass, *, sampler: str) -> None:
         """Log one warning if a pass of this rank and the same pass of a neighbour share samples by chance.
 
         If two ranks permute all samples independently and each takes a part, they share about 1 / (world size) of their
@@ -114,10 +115,13 @@ class RankOrders:
                 # Check first, because `get` would wait until the neighbour has finished its pass, or for a timeout.
                 if not store.check([f"{key}/{other}"]):
                     continue
+                # The first 16 bytes are the number of the pass. After them, each bit is one index.
                 found = store.get(f"{key}/{other}")
                 part = np.unpackbits(np.frombuffer(found, np.uint8, offset=16))
+                # A part ends after its largest index, so the parts may have different lengths.
                 length = min(len(own), len(part))
                 num_shared = int(np.count_nonzero(own[:length] & part[:length]))
+                # More than a filled-up batch and than half of what chance gives, but not equal parts.
                 is_chance = max(drawn.largest_batch, num_own / (2 * world_size)) < num_shared < num_own
                 # No rank waits, so the neighbour's part may belong to another pass. Then it is not compared.
                 if not is_chance or int.from_bytes(found[:16], "little") != drawn.number:

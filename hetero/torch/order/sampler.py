@@ -23,7 +23,7 @@ from hetero.loaders.sampling import PlannedBatch
 from hetero.loaders.state import Start
 from hetero.spec import Index
 from hetero.torch.order.own_generators import OwnGenerators, draw_key
-from hetero.torch.order.ranks import MAX_INDICES, Drawn
+from hetero.torch.order.ranks import MAX_INDICES, DrawnPass
 
 __all__ = ["RANK_BLIND_SAMPLERS", "OccurrenceCounter", "SamplerOrder", "torch_permutation"]
 
@@ -82,14 +82,14 @@ class SamplerOrder:
         self.length: int | None = None
         """The sampler's length in the latest pass. None before the first pass, for a sampler without a length, and for
         a stateful sampler, whose length may be only what is left of the epoch."""
-        self._left: _Left | None = None
+        self._left_pass: _LeftPass | None = None
         self._drawn: tuple[int, bytes] | None = None
         """The epoch of the last pass that was drawn from its beginning to its end, and a digest of its order."""
         self._may_repeat = isinstance(sampler, list | tuple | range | np.ndarray)
         """Whether the order may be the same in every epoch without a warning. True also after the first warning."""
         self.shuffled_order: bytes | None = None
         """Digest of the order of the last pass that was drawn to its end. None if the sampler does not shuffle."""
-        self.drawn: Drawn | None = None
+        self.drawn_pass: DrawnPass | None = None
         """The last pass that was drawn to its end. A stateful sampler's indices are not counted."""
         self.is_stateful = callable(getattr(sampler, "state_dict", None)) and callable(
             getattr(sampler, "load_state_dict", None)
@@ -127,14 +127,13 @@ class SamplerOrder:
 
     def epoch_set_by_user(self) -> int | None:
         """Return the epoch that the script set on the sampler if it differs from `epoch`, else None."""
-        for epoch in self._epochs():
-            if epoch is not None and epoch >= 0 and epoch != (self.epoch or 0):
-                return epoch
-        return None
+        # A sampler begins at epoch 0 or -1. As long as `epoch` is unknown, these do not come from the script.
+        known = self.epoch or 0
+        return next((epoch for epoch in self._epochs() if epoch is not None and epoch >= 0 and epoch != known), None)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of every part that has ``set_epoch``, with seeded generators because the method may draw."""
-        settable = self._settable()
+        settable = self._parts_with_set_epoch()
         if settable:
             with self._own_generators(epoch).swapped_in():
                 for part in settable:
@@ -143,11 +142,12 @@ class SamplerOrder:
 
     def _epochs(self) -> list[int | None]:
         """Return the epoch of every part that has ``set_epoch``, or None if it is unknown."""
-        return [_epoch_of(part) for part in self._settable()]
+        return [_epoch_of(part) for part in self._parts_with_set_epoch()]
 
     def _put_epochs_back(self, epochs: Sequence[int | None]) -> None:
+        """Set epochs that `_epochs` has returned before, on each part that has another epoch now."""
         # ``epochs`` may be shorter, because a position that was restored from a state has no epochs.
-        for part, before, now in zip(self._settable(), epochs, self._epochs(), strict=False):
+        for part, before, now in zip(self._parts_with_set_epoch(), epochs, self._epochs(), strict=False):
             if before is not None and before != now:
                 part.set_epoch(before)
 
@@ -158,39 +158,41 @@ class SamplerOrder:
         samplers are left out, because they do not draw in ``set_epoch``. A part that keeps no epoch gets the epoch of
         the pass. If a part may keep its epoch under an unknown name, it is left as the script set it.
         """
-        drawing = [part for part in self._settable() if type(part) not in _TORCHS_SAMPLERS]
+        drawing = [part for part in self._parts_with_set_epoch() if type(part) not in _TORCHS_SAMPLERS]
         if drawing:
             with self._own_generators(start.number).swapped_in():
                 for part in drawing:
                     epoch = _epoch_of(part)
-                    if epoch is not None or not any("epoch" in name for name in getattr(part, "__dict__", ())):
+                    may_keep_epoch = any("epoch" in name for name in getattr(part, "__dict__", ()))
+                    if epoch is not None or not may_keep_epoch:
                         part.set_epoch(start.epoch if epoch is None else epoch)
 
-    def _settable(self) -> list[Any]:
+    def _parts_with_set_epoch(self) -> list[Any]:
         return [part for part in self._parts if callable(getattr(part, "set_epoch", None))]
 
     def delivered(self, sampler_state: object) -> None:
         """Record that the next batch of the latest pass was delivered. The sampler had this state after the batch."""
-        if self._left is not None:
-            self._left.states = (self._left.states[-1], sampler_state)
+        if self._left_pass is not None:
+            # Keep two states: before and after this batch.
+            self._left_pass.states = (self._left_pass.states[-1], sampler_state)
 
     def completed(self) -> None:
         """Record that the latest pass was delivered to its end."""
-        if self._left is not None:
-            self._left.is_completed = True
+        if self._left_pass is not None:
+            self._left_pass.is_completed = True
 
-    def left(self) -> tuple[int, object] | None:
-        """Return the arguments for a later `restore_left`. None before the first pass, and for a stateless sampler."""
-        return None if self._left is None else (self._left.number, self._left.states[0])
+    def left_position(self) -> tuple[int, object] | None:
+        """Return arguments for `restore_left_position`. None before the first pass, and for a stateless sampler."""
+        return None if self._left_pass is None else (self._left_pass.number, self._left_pass.states[0])
 
-    def restore_left(self, number: int, state: object) -> None:
+    def restore_left_position(self, number: int, state: object) -> None:
         """Make the next pass begin where an earlier pass left the sampler.
 
         Args:
             number: The number of that pass.
             state: The sampler's state before the last delivered batch of that pass.
         """
-        self._left = _Left(number, (state,))
+        self._left_pass = _LeftPass(number, (state,))
 
     def batches(self, start: Start) -> Iterator[PlannedBatch]:
         """Yield the batches of a pass. If the start has no sampler's state, draw and discard the batches before it.
@@ -210,13 +212,13 @@ class SamplerOrder:
                 # which hetero does itself.
                 part.generator = None
         # If the last pass was left early, and no state is loaded, put the sampler back to the last delivered batch.
-        if state is None and self._left is not None and not self._left.is_completed:
-            self._put_back(self._left)
+        if state is None and self._left_pass is not None and not self._left_pass.is_completed:
+            self._put_back(self._left_pass)
         # Set the epochs only after this, because a sampler may draw its order in set_epoch.
         self._set_again(start)
         # Keep the position, for the pass after this one.
         if self.is_stateful:
-            self._left = _Left(start.number, (self._snapshot() if state is None else state,), self._epochs())
+            self._left_pass = _LeftPass(start.number, (self._snapshot() if state is None else state,), self._epochs())
         # Ask for the length once in a pass, and after set_epoch: a bucket sampler took 300 ms for its length, and drew
         # random numbers for it.
         self.length = self._measure(start.number)
@@ -224,21 +226,20 @@ class SamplerOrder:
     def _drawn_batches(self, start: Start) -> Iterator[PlannedBatch]:
         """Draw the batches of a pass and yield those from its start on. Then compare the order with the last pass."""
         state, num_drawn = start.sampler, start.num_drawn
-        # Draw batch by batch, each time with the generator states of this epoch.
-        own = self._own_generators(start.number)
-        with own.swapped_in():
+        generators = self._own_generators(start.number)
+        with generators.swapped_in():
             elements = self._iterate(state)
         largest_batch = 0
         counter, digest = OccurrenceCounter(), blake2b(digest_size=16)
         is_compared = not self._may_repeat and state is None
         for position in itertools.count(0 if state is None else start.batches):
-            with own.swapped_in():
+            with generators.swapped_in():
                 drawn = self._draw(elements)
                 snapshot = self._snapshot()
             if drawn is None:
                 if is_compared:
-                    self._compare_with_last(start, digest.digest(), own)
-                self.drawn = Drawn(start.number, counter.first(MAX_INDICES), largest_batch)
+                    self._compare_with_last(start, digest.digest(), generators)
+                self.drawn_pass = DrawnPass(start.number, counter.first(MAX_INDICES), largest_batch)
                 return
             indices = as_indices(drawn)
             largest_batch = max(largest_batch, len(indices))
@@ -258,22 +259,22 @@ class SamplerOrder:
             if position >= start.batches:
                 yield PlannedBatch(position, IndexedWork(indices, occurrences), rank, snapshot, num_drawn)
 
-    def _compare_with_last(self, start: Start, order: bytes, own: OwnGenerators) -> None:
+    def _compare_with_last(self, start: Start, order: bytes, generators: OwnGenerators) -> None:
         """Set `shuffled_order`. Log one warning if the shuffled order is the same as in the last pass of another epoch.
 
         Args:
             start: Start of a pass that was drawn to its end.
             order: Digest of the indices of this pass.
-            own: The generators of this pass.
+            generators: The generators of this pass.
         """
         last, self._drawn = self._drawn, (start.epoch, order)
-        self.shuffled_order = order if self._shuffles(start.number, own) else None
+        self.shuffled_order = order if self._shuffles(start.number, generators) else None
         if self.shuffled_order is None or last is None or last[0] == start.epoch or last[1] != order:
             return
         if start.again is None:
             # The script did not call set_epoch. Only `hetero check` warns of this, because scripts leave set_epoch out
             # on purpose for validation.
-            if is_checked() and self._settable():
+            if is_checked() and self._parts_with_set_epoch():
                 logger.warning(
                     "sampler %s gives the same order in each pass. Call loader.set_epoch(epoch) before each epoch",
                     type(self.sampler).__name__,
@@ -288,19 +289,19 @@ class SamplerOrder:
             start.epoch,
         )
 
-    def _shuffles(self, number: int, own: OwnGenerators) -> bool:
+    def _shuffles(self, number: int, generators: OwnGenerators) -> bool:
         """Return whether the sampler shuffles. A fixed order, for example by length, is not random.
 
         Args:
             number: The number of a pass that was drawn to its end.
-            own: The generators of that pass.
+            generators: The generators of that pass.
         """
         if any(getattr(part, "shuffle", None) is True or getattr(part, "generator", None) for part in self._parts):
             return True
         # If the sampler drew from a global generator, the next number of this generator is not its first one.
-        return own.next_numbers() != self._own_generators(number).next_numbers()
+        return generators.next_numbers() != self._own_generators(number).next_numbers()
 
-    def _put_back(self, left: _Left) -> None:
+    def _put_back(self, left: _LeftPass) -> None:
         """Put the sampler where it would be if only the delivered batches of the last pass had been drawn.
 
         It is not enough to load the state after the last delivered batch. Some samplers start their next iteration at a
@@ -335,6 +336,7 @@ class SamplerOrder:
     def _own_generators(self, number: int) -> OwnGenerators:
         """Return the generators of a pass, by its number. They are not seeded yet."""
         key = draw_key(self.seed, number)
+        # The seed of a part's generator depends on the key and on the seed that the script gave the generator.
         more = [
             (generator, (key ^ seed) % 2**63)
             for part, seed in zip(self._parts, self._generator_seeds, strict=True)
@@ -388,9 +390,8 @@ class OccurrenceCounter:
             plain = indices
         result = np.zeros(len(plain), dtype=np.uint32)
         for place, index in enumerate(plain):
-            counts: Any
-            key: Any
-            counts, key = self._others, index
+            counts: Any = self._others
+            key: Any = index
             if isinstance(index, int):
                 key = int(index)  # a bool would index an array as a mask
                 if 0 <= index < _MAX_COUNTED_INDEX:
@@ -417,9 +418,11 @@ class OccurrenceCounter:
         # Sort equal indices together, and number the occurrences within each group.
         order = np.argsort(indices, kind="stable")
         ordered = indices[order]
+        # An element begins a group of equal indices if it differs from the element before it.
         is_first = np.concatenate(([True], ordered[1:] != ordered[:-1]))
         starts = np.flatnonzero(is_first)
         lengths = np.diff(np.append(starts, len(indices)))
+        # The place of each element in its group, from 0.
         within = np.arange(len(indices)) - np.repeat(starts, lengths)
         result = np.empty(len(indices), dtype=np.uint32)
         result[order] = self._counts[ordered] + within
@@ -428,7 +431,7 @@ class OccurrenceCounter:
 
 
 @dataclass
-class _Left:
+class _LeftPass:
     """How far the latest pass of a stateful sampler was delivered."""
 
     number: int
@@ -492,5 +495,6 @@ def _epoch_of(sampler: object) -> int | None:
 
 
 def _generator_seed(sampler: object) -> int | None:
+    """Return the initial seed of the generator in a sampler's attribute. None without a generator."""
     generator = getattr(sampler, "generator", None)
     return generator.initial_seed() if isinstance(generator, torch.Generator) else None

@@ -85,7 +85,9 @@ class Stage:
         fleet = Fleet(Directory(records), None, job_id="x", clock=lambda: self.now_s)
         self.fleets.append(fleet)
         fleet.describe(requests[0].spec)
-        self.tools.wait_for(lambda: all(c.serves(requests[0].spec) for c in fleet.router.used) and fleet.router.used)
+        self.tools.wait_for(
+            lambda: all(c.serves(requests[0].spec) for c in fleet.router.endpoints) and fleet.router.endpoints
+        )
         for _ in range(num_observed):
             fleet.hedging.observe(replace(requests[0], verify=False), 0.1)
         return Reader(fleet, iter(requests), **options)
@@ -110,6 +112,6 @@ class Stage:
         window = reader._window
         self.tools.wait_for(lambda: not window.attempts)
         assert [connection.num_outstanding for connection in reader._fleet._table.all()] == [0] * len(
-            reader._fleet.router.used
+            reader._fleet.router.endpoints
         )
         assert window._held_bytes == sum(outcome.nbytes for outcome in window.outcomes.values())  # type: ignore[union-attr]
