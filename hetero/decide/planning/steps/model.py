@@ -28,11 +28,12 @@ from numpy.typing import NDArray
 from hetero.decide.planning.candidates import Candidate
 from hetero.decide.planning.machines import Machine
 from hetero.decide.planning.steps.endpoints import endpoints_on
-from hetero.decide.planning.steps.forms import Forms
-from hetero.decide.planning.steps.timelines import WINDOW_PER_ENDPOINT, Timelines, window_batches
+from hetero.decide.planning.steps.forms import bytes_per_sample, codec_s
+from hetero.decide.planning.steps.timelines import Timelines, window_batches
 from hetero.decide.planning.steps.uncertain import Array, UncertainFigures
 from hetero.metrics.headspace import number_for_headspace
 from hetero.metrics.profile.profile import NEARLY_BUSY, Profile
+from hetero.reader.reader import PREFETCH_FACTOR
 from hetero.report.plan import AS_IS, BOTTLENECKS
 
 __all__ = ["INTERVAL", "NUM_DRAWS", "REMOVABLE", "Prediction", "StepModel"]
@@ -127,13 +128,12 @@ class StepModel:
         self.timelines = timelines or Timelines(profile, vcpu_speeds=vcpu_speeds, endpoints_per_host=endpoints_per_host)
         """The timelines of the clusters that were predicted."""
         self._figures = UncertainFigures(profile, vcpu_speeds=vcpu_speeds, num_draws=num_draws)
-        self._figures.correct(self.timelines.correction)
+        self._figures.correction = self.timelines.correction
         self._num_draws = num_draws
         self._endpoints_per_host = endpoints_per_host
         self._is_limited = is_limited
         self._profile = profile
         self._training = profile.training
-        self._forms = Forms(profile)
         self.headspace_s = self._figures.headspace_s
         receive, cores = self._training.receive_cpu_s_per_gb, self._training.rank_cpu_cores
         self._receive_s_per_byte = receive.value / 1e9 if receive else 0.0
@@ -186,7 +186,7 @@ class StepModel:
         """Return what a data host of this type delivers with the wanted number of endpoints."""
         num_endpoints, is_short_of_memory = self.endpoints_on(machine, wanted)
         cpu_s, wait_s = self._figures.costs_on(machine, num_endpoints)
-        cpu_s = np.maximum(cpu_s + self._forms.codec_s(form)[0], 1e-12)
+        cpu_s = np.maximum(cpu_s + codec_s(self._profile, form)[0], 1e-12)
         seconds = cpu_s + wait_s
         # Either all endpoints compute and wait in turn, or the CPUs are always busy. A queueing model of the cases
         # between them chose no better clusters in parts of bench_planner.
@@ -196,7 +196,7 @@ class StepModel:
             limit = _MEMORY
         elif wait_s[0] > cpu_s[0]:
             limit = _STORAGE
-        nbytes = self._forms.bytes_per_sample(form)
+        nbytes = bytes_per_sample(self._profile, form)
         if nbytes > 0 and self._is_limited:
             carried = self._figures.network_of(machine) / nbytes
             if carried[0] < rate[0]:
@@ -217,7 +217,7 @@ class StepModel:
 
     def has_bytes_limit(self, trainer: Machine, machine: Machine) -> bool:
         """Return whether fewer bytes could shorten steps: a network, the receiving CPUs or the window is half used."""
-        nbytes = self._forms.bytes_per_sample(AS_IS)
+        nbytes = bytes_per_sample(self._profile, AS_IS)
         if nbytes <= 0:
             return False
         wanted = self._samples_per_host / max(float(self.headspace_s[0]), 1e-9)
@@ -229,7 +229,7 @@ class StepModel:
             wanted * nbytes > 0.5 * self._figures.network_of(trainer)[0]
             or float(rate.samples_per_s[0]) * nbytes > 0.5 * self._figures.network_of(machine)[0]
             or wanted * nbytes * self._receive_s_per_byte > 0.25 * free_cpus
-            or batches * ranks < WINDOW_PER_ENDPOINT * machine.vcpus
+            or batches * ranks < PREFETCH_FACTOR * machine.vcpus
         )
 
     # Step times
@@ -311,8 +311,8 @@ class StepModel:
         training, first = self._training, candidates[0]
         trainer, num_hosts, form = first.trainer, first.num_trainer_hosts, first.form
         ranks, samples = training.ranks_per_host, float(self._samples_per_host)
-        nbytes = self._forms.bytes_per_sample(form)
-        encode_s, decode_s = self._forms.codec_s(form)
+        nbytes = bytes_per_sample(self._profile, form)
+        encode_s, decode_s = codec_s(self._profile, form)
         accelerator_s = self.headspace_s
 
         # What the data hosts deliver, per trainer host. One row per candidate, one column per draw.
@@ -372,7 +372,7 @@ class StepModel:
         in_flight = self._window(trainer, num_endpoints, nbytes, num_ranks)
         # torch's own loader limits the number of batches in flight, and not their bytes.
         if (as_profiled := self._is_as_profiled(candidates)).any():
-            own = np.maximum(1.0, WINDOW_PER_ENDPOINT * num_endpoints / num_ranks)
+            own = np.maximum(1.0, PREFETCH_FACTOR * num_endpoints / num_ranks)
             in_flight = np.where(as_profiled, own, in_flight)
         window_s = batch_s / in_flight[:, None]
         step_s = np.maximum.reduce([np.broadcast_to(accelerator_s, shape), data_s, cpu_bound_s, network_s, window_s])
@@ -397,7 +397,7 @@ class StepModel:
 
     def _window(self, trainer: Machine, num_endpoints: NDArray[Any], nbytes: float, num_ranks: int) -> Array:
         """Return the batches that a rank asks for at the same time. One number per candidate."""
-        by_count: Array = np.maximum(1.0, WINDOW_PER_ENDPOINT * num_endpoints / num_ranks)
+        by_count: Array = np.maximum(1.0, PREFETCH_FACTOR * num_endpoints / num_ranks)
         if nbytes <= 0 or not self._is_limited:
             return by_count
         training = self._training

@@ -87,7 +87,8 @@ class UncertainFigures:
         """Step time in seconds as the job ran."""
         self.model_error = self._lognormal(_MODEL_SPREAD)
         """Real step time / modelled step time."""
-        self._correction = 1.0
+        self.correction = 1.0
+        """Factor of the costs of samples on the first type, and of all costs that are derived from them."""
         self._supply_error = self._lognormal(SPEED_SPREAD)
         self._reference = profile.supply[0]
         self._reference_name = self._reference.instance_type
@@ -165,7 +166,7 @@ class UncertainFigures:
     def _source_of(self, machine: Machine) -> tuple[_Costs, Array | float, float]:
         """Return the measured costs that a type is compared with, and the factors of their CPU seconds and waits."""
         name = machine.instance_type
-        reference, correction = self._costs[self._reference_name], self._correction
+        reference, correction = self._costs[self._reference_name], self.correction
         # The measured step time corrects the costs on the first type, and on types that are compared with it.
         if name == self._reference_name:
             return reference, correction, correction
@@ -178,10 +179,6 @@ class UncertainFigures:
             if measured and family_of(measured) == machine.family:
                 return costs, self._relative_cost(name, SPEED_SPREAD), 1.0
         return reference, self._relative_cost(machine.family, _OTHER_FAMILY_SPREAD) * correction, correction
-
-    def correct(self, factor: float) -> None:
-        """Multiply the costs of samples on the first type, and all costs that are derived from them."""
-        self._correction = factor
 
     def _relative_cost(self, name: str, spread: float) -> Array:
         """Return the drawn relative cost of a vCPU. Equal names have equal draws, whatever was asked for before."""
