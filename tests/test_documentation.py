@@ -56,8 +56,8 @@ def test_every_reason_of_a_plan_is_explained() -> None:
     [
         ("The plan tries 0 to {} hosts of each type", (enumeration.MAX_HOSTS,)),
         ("only if that saves at least {} % of the cost", (100 * ranking.WORTH_SPENDING,)),
-        ("as fast as the measured one, with a standard deviation of {} %", (100 * uncertain.SPEED_SPREAD,)),
-        ("type of another family, with one of {} %", (100 * uncertain._OTHER_FAMILY_SPREAD,)),
+        ("deviation of their speed is {} % within a measured family", (100 * uncertain.SPEED_SPREAD,)),
+        ("within a measured family, and {} % in other families", (100 * uncertain._OTHER_FAMILY_SPREAD,)),
         (
             "the plan assumes {} to {} MB/s per vCPU",
             tuple(each / 1e6 for each in uncertain._UNKNOWN_NETWORK_BYTES_PER_S_PER_VCPU),

@@ -29,7 +29,7 @@ def test_table_of_rules_has_every_rule_and_no_other() -> None:
     "text",
     [
         f"wider than {100 * MAX_EXCESS:.0f} % of the value to each side",
-        f"Below {100 * CERTAIN:.0f} % it says",
+        f"Below {100 * CERTAIN:.0f} % the answer is",
         f"`{FRACTION_VARIABLE}` and `{PART_SEED_VARIABLE}`",
         f"each has at least {WORDS[MIN_RUNS]}.",
         f"fewer than {WORDS[MIN_RUNS]} runs finished, or they had fewer than {WORDS[MIN_FRACTIONS]} different",
