@@ -100,15 +100,12 @@ def _to_paste(plan: Plan) -> str:
     """Return the commands for the chosen cluster. Empty if the plan changes no instance group."""
     if plan.chosen.groups == plan.baseline.groups:
         return ""
+    groups = plan.chosen.instance_groups
+    on_sagemaker = f"<p>On SageMaker:</p>\n<pre>{html_text(groups)}</pre>" if groups else f"<p>{NOT_ON_SAGEMAKER}</p>"
     return (
         f"<h2>Use it</h2>\n<p>{html_text(break_even_text(plan))}</p>\n<p>Try the cluster on one machine:</p>\n"
-        f"<pre>hetero simulate {html_text(plan.chosen.flags)} SCRIPT</pre>\n{_on_sagemaker(plan.chosen)}"
+        f"<pre>hetero simulate {html_text(plan.chosen.flags)} SCRIPT</pre>\n{on_sagemaker}"
     )
-
-
-def _on_sagemaker(cluster: PlannedCluster) -> str:
-    groups = cluster.instance_groups
-    return f"<p>On SageMaker:</p>\n<pre>{html_text(groups)}</pre>" if groups else f"<p>{NOT_ON_SAGEMAKER}</p>"
 
 
 def _notes(plan: Plan) -> str:

@@ -18,6 +18,7 @@ __all__ = [
     "answer_of",
     "form_text",
     "notes_of",
+    "processes_text",
     "reason_of",
     "rejection_of",
     "resized_note",
@@ -190,7 +191,7 @@ def notes_of(profile: Profile, found: Search, vcpu_speeds: Mapping[str, float]) 
     if not chosen.candidate.data and processes != profile.training.num_local_processes:
         per_rank = math.ceil(processes / profile.training.ranks_per_host)
         notes.append(
-            f"The plan counts on {_processes_text(processes)} per trainer host: pass "
+            f"The plan counts on {processes_text(processes, 'loader process')} per trainer host: pass "
             f"num_workers={per_rank} to the loader."
         )
     if profile.origin == "report":
@@ -208,16 +209,17 @@ def resized_note(measured: TrainingProfile, planned: TrainingProfile) -> str:
     )
     return (
         f"The profile has {measured_text}, and the plan has {planned_text}. So the step time of the baseline is "
-        f"modelled, with {_processes_text(planned.num_local_processes)} per trainer host and without the communication "
-        "that more ranks add."
+        f"modelled, with {processes_text(planned.num_local_processes, 'loader process')} per trainer host and without "
+        "the communication that more ranks add."
     )
 
 
 # Phrases
 
 
-def _processes_text(number: int) -> str:
-    return f"{number} loader process{'' if number == 1 else 'es'}"
+def processes_text(number: int, noun: str = "process") -> str:
+    """Return a number of processes in words: ``1 process``, ``5 processes``."""
+    return f"{number} {noun}{'' if number == 1 else 'es'}"
 
 
 def hosts_text(candidate: Candidate) -> str:
@@ -294,9 +296,8 @@ def _limit_text(alternative: Alternative) -> str:
 
 
 def _processes(chosen: Alternative, base: Alternative) -> str:
-    number = chosen.candidate.local_endpoints
-    noun = "process" if number == 1 else "processes"
-    return f"{number} {noun} per trainer host to preprocess instead of {base.candidate.local_endpoints}"
+    number = processes_text(chosen.candidate.local_endpoints)
+    return f"{number} per trainer host to preprocess instead of {base.candidate.local_endpoints}"
 
 
 def _waiting_share(profile: Profile, base: Alternative) -> float:

@@ -317,11 +317,6 @@ class StepModel:
         draws = modelled_s * self._figures.model_error
         return draws if candidate.data else draws + self.timelines.residual_s
 
-    def _is_as_profiled(self, candidates: Sequence[Candidate]) -> NDArray[np.bool_]:
-        """Return for each candidate whether loader processes of the ranks make its batches, as in the profile."""
-        own = self._training.num_local_processes
-        return np.array([not candidate.data and candidate.local_endpoints == own for candidate in candidates])
-
     def _parts(self, candidates: Sequence[Candidate]) -> _Parts:
         """Return the modelled step times of candidates that differ only in data hosts and local endpoints."""
         training, first = self._training, candidates[0]
@@ -330,6 +325,10 @@ class StepModel:
         nbytes = bytes_per_sample(self._profile, form)
         encode_s, decode_s = codec_s(self._profile, form)
         accelerator_s = self.headspace_s
+        # Loader processes of the ranks make the batches of these candidates, as in the profile.
+        as_profiled = np.array(
+            [not each.data and each.local_endpoints == training.num_local_processes for each in candidates]
+        )
 
         # What the data hosts deliver, per trainer host. One row per candidate, one column per draw.
         machines = {id(group.machine): group.machine for candidate in candidates for group in candidate.data}
@@ -375,7 +374,7 @@ class StepModel:
         foreign_share = np.where(counts.sum(axis=1) + num_hosts > 1, foreign_share, 0.0)[:, None]
         has_limit = nbytes > 0 and self._is_limited
         carried = self._figures.network_of(trainer) / nbytes if has_limit else np.full(shape[1], np.inf)
-        network_s = np.where(self._is_as_profiled(candidates)[:, None], 0.0, foreign_share * samples / carried)
+        network_s = np.where(as_profiled[:, None], 0.0, foreign_share * samples / carried)
         received = np.maximum(np.minimum(1.0, remote * np.maximum(data_s, accelerator_s) / samples), foreign_share)
         cpu_bound_s = (rank_cpu_s + receive_cpu_s * samples * received) / trainer.vcpus
         # Without data hosts and local processes, a rank fetches between two steps: nothing overlaps.
@@ -387,9 +386,7 @@ class StepModel:
         num_ranks = ranks * num_hosts
         in_flight = self._window(trainer, num_endpoints, nbytes, num_ranks)
         # torch's own loader limits the number of batches in flight, and not their bytes.
-        if (as_profiled := self._is_as_profiled(candidates)).any():
-            own = np.maximum(1.0, PREFETCH_FACTOR * num_endpoints / num_ranks)
-            in_flight = np.where(as_profiled, own, in_flight)
+        in_flight = np.where(as_profiled, np.maximum(1.0, PREFETCH_FACTOR * num_endpoints / num_ranks), in_flight)
         window_s = batch_s / in_flight[:, None]
         step_s = np.maximum.reduce([np.broadcast_to(accelerator_s, shape), data_s, cpu_bound_s, network_s, window_s])
         waits = training.steps_per_epoch is not None and not training.requests_ahead
