@@ -2,13 +2,15 @@
 
 Time is a sum of parts, because each part grows differently:
 
-    fixed parts      start-up, imports, end: their mean, because they are equal in all runs. If they grow: a line
-    steps            seconds of the measured steps of each loader, in proportion to its steps. The intercept is known
-                     to be zero, so the slope has the error of a mean and not that of an extrapolated line
-    the rest         of the script: building the data set, warm-up steps, work between epochs. A line with a fixed part
+    fixed parts      start-up, imports and end. They take their mean, because they are equal in all runs. If the runs
+                     show that they grow, they are on a line
+    steps            seconds of the measured steps of each loader. They are in proportion to the number of steps: zero
+                     steps take zero seconds. So their error is that of a mean, which is smaller than that of a line
+    the rest         all else in the script: building the data set, warm-up steps, work between epochs. It is a line
+                     with a fixed part
 
-Memory is a line through the peaks. Utilisation is the CPU or GPU time of the growing part over its seconds, because a
-short run is mostly start-up and a long one is not.
+The memory peak is a line through the peaks of the runs. Utilisation is the CPU or GPU time of the script's growing part
+divided by the seconds of this part, because a short run is mostly start-up and a long run is not.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ A figure of run i with the fraction x_i of the data is modelled as
     y_i = (a + b x_i^p) (1 + e_i),     e_i ~ N(0, phi (1 + (t / y_i)^2))
 
 * a is the fixed part, b the growing part of the whole, and neither is negative.
-* p is 1 in the best case. What canaries of a few percent cannot see (caches that no longer hold the data, sorting,
-  longer searches) changes it a little. The prior of p is N(1, curvature^2). The canaries correct it.
+* p is 1 if the figure grows in proportion to the data. Sorting, longer searches, and caches that no longer hold the
+  data change p a little, which canaries of a few percent hardly show. The prior of p is N(1, curvature^2).
 * The noise has a part that is proportional to the value, and an absolute part t. Its scale phi has an inverse gamma
   prior. Otherwise three replicates that agree by chance would give an interval of zero.
 

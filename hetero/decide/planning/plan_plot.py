@@ -1,7 +1,7 @@
 """Draws the clusters of a plan: cost of 1,000 steps against step time.
 
 Both axes are logarithmic, so equal distances are equal ratios. The cost of a cluster is its price per hour times its
-step time. Therefore the intervals of cost and step time have one cause, and the plot shows both as one slanted bar.
+step time. So only the step time is uncertain, and one slanted bar shows the intervals of both.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Executes the runs of a study that its ledger does not have yet, within its budget.
 
-The main thread decides and writes the ledger. A thread of a pool executes each run. Before a run, the main thread adds
-the expected duration and cost of the run to the sums of the runs so far. If a sum passes the budget, the run does not
-start. If the real sums pass the budget while runs execute, the main thread stops these runs.
+The main thread decides which run begins, and writes the ledger. A thread of a pool executes each run. Before a run, the
+main thread adds the expected duration and cost of the run to the sums of the runs so far. If a sum passes the budget,
+the run does not start. If the real sums pass the budget while runs execute, the main thread stops these runs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The figures of a profile with their uncertainty.
 
-Column 0 of every array has the mean figures. Every other column is a draw: figures that the measurements also allow.
-These are means of resampled values, less a drawn part of the time that other work of the machine may have taken.
-Figures that were not measured get random values: the relative speed of another type's vCPUs, an unknown network
-bandwidth, and the error of the model itself.
+Column 0 of every array has the mean figures. Every other column is a draw: figures that the measurements also allow. A
+draw of a measured figure is the mean of values that are drawn from the measured ones with replacement, less a random
+part of the time that other work of the machine may have taken. Figures that were not measured are drawn from an assumed
+range: the relative speed of another type's vCPUs, an unknown network bandwidth, and the error of the model itself.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
 ======================  =================================================================================
 ranks, hosts            from the trainer groups and ``nproc_per_node``
-global_batch            batch_per_device x ranks, unless it is fixed
-batch_per_device        fixed global batch: global_batch / ranks
+global_batch            batch_per_device x ranks, unless the study fixes the global batch
+batch_per_device        global_batch / ranks
 training_samples        samples x train_share
-steps                   steps fixed: at the smallest global batch. With k times the batch, steps / k, rounded
-epochs                  steps x global_batch / training_samples, with steps before rounding
-learning_rate           by the rule, from global_batch / smallest global batch of the study
+steps                   if the study fixes them: stated steps x smallest global batch / global_batch, rounded
+epochs                  steps before rounding x global_batch / training_samples
+learning_rate           stated rate x a factor by the rule, from global_batch / smallest global batch of the study
 ======================  =================================================================================
 
 The stated steps change with the global batch, and the stated learning rate changes by its rule. In these cases
