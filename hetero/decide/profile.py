@@ -1,7 +1,7 @@
 """Makes a profile from the report of a finished run. It knows less than `hetero profile` measures.
 
 A report does not time single samples. If the ranks waited for data, the CPUs that preprocess were the limit. So the
-cost of a sample is the time of all these CPUs / the number of samples. A report has no steps with batches always ready,
+cost of a sample is the time of all these CPUs / the number of samples. A report lacks steps with batches always ready,
 so the time of such a step is a step time minus its data wait. Figures that are computed in this way are labelled
 ``modelled``. They have few values, which makes the intervals of a plan wide.
 """
@@ -205,7 +205,7 @@ def _busy_cpus(run: RunFacts, group: GroupFacts) -> float:
 def _headspace(summaries: list[StepSummary]) -> Spread:
     """Return the step time with batches always ready: step times minus data waits, of the rank with the most compute.
 
-    The values are its mean and two percentiles, and the mean of each rank, because a report has no single steps.
+    The values are its mean and two percentiles, and the mean of each rank, because a report lacks single steps.
     """
     slowest = max(summaries, key=lambda summary: summary.compute_total_s / max(1, summary.num_steps_measured))
     pairs = (

@@ -91,7 +91,7 @@ class _PreparingExecutor:
         if self._is_cold:
             evict(path for linked in planned.links for path in linked.paths)
             linked_folders = {str(linked.target.resolve()) for linked in planned.links}
-            # Channels that every run gets whole have no links.
+            # Channels that every run gets whole are read without links.
             for whole_folder in sorted(set(run.channels.values()) - linked_folders):
                 evict(Path(root, name) for root, _, names in os.walk(whole_folder) for name in names)
         observations = Path(run.environment[CANARY_DIR_VARIABLE])
@@ -99,7 +99,7 @@ class _PreparingExecutor:
         # Delete old observations, because a repeated run must not have the observations of its first attempt.
         for old in observations.glob("rank-*.json"):
             old.unlink()
-        # The planned run lacks the prices, because they are no part of what it does.
+        # The planned run lacks the prices, because they do not change the run.
         return self._inner.execute(replace(run, options={**run.options, **self._prices}), folder)
 
     def stop(self) -> None:
@@ -383,5 +383,5 @@ def level_2_bytes(folder: Path = Path("/sys/devices/system/cpu")) -> float | Non
             sizes[shared] = int(text.rstrip("KMG")) * _UNITS.get(text[-1:], 1)
     except (OSError, ValueError):
         return None
-    # A kernel that describes no caches does not say that there are none.
+    # A kernel that describes no caches leaves the size unknown.
     return float(sum(sizes.values())) or None

@@ -109,7 +109,7 @@ class CanaryRequest:
         self._check_way()
 
     def _check_way(self) -> None:
-        """Raise `ConfigError` unless exactly one way to reduce the data is given, with what this way needs."""
+        """Raise `ConfigError` unless exactly one way to reduce the data is given, and its other options."""
         unknown = sorted(self.whole_channels - set(self.channels))
         if unknown:
             raise ConfigError(f"--whole {unknown[0]}: unknown channel; give --channel {unknown[0]}=DIR too")
@@ -135,7 +135,7 @@ class CanaryRequest:
 
     @property
     def divided_channels(self) -> list[str]:
-        """Channels of which each run gets a fraction of the files, sorted."""
+        """Channels whose files are divided: each run gets a fraction of them. Sorted."""
         return sorted(set(self.channels) - self.whole_channels)
 
     @property
@@ -310,7 +310,7 @@ class _Files:
     """The files of the channels that are divided, without the files that every run gets.
 
     A fraction is a share of these files. Files that every run gets, such as labels, do not count in it, because the
-    whole job has no more of them than a canary.
+    whole job gets the same ones as a canary.
     """
 
     def __init__(self, request: CanaryRequest) -> None:

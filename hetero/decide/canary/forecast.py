@@ -266,7 +266,7 @@ class _Model:
         # Other work of the machine may have taken any part of its largest share.
         if excess := mean_excess(self._points):
             time_s = time_s * (1 - excess * self._random.random(NUM_DRAWS))
-        # The fixed part is no longer than the whole, also where its draws are.
+        # Keep the fixed part within the whole, also where its draws are longer.
         self.fixed_s = min(float(np.median(outside.fixed + fixed_s)), float(np.median(time_s)))
         self.time_s = np.asarray(time_s)
         return self.time_s
@@ -357,7 +357,7 @@ class _Model:
     # Resources
 
     def utilisation(self, what: str, mean_name: str, values_name: str) -> list[ForecastFigure]:
-        """Return mean and 99th percentile (p99) of the use of CPUs or GPUs. Empty if a run has no mean.
+        """Return mean and 99th percentile (p99) of the use of CPUs or GPUs. Empty if a run lacks the mean.
 
         Args:
             what: ``CPU`` or ``GPU``.
@@ -453,7 +453,7 @@ class _Model:
 
 
 def _is_measured(work: LoaderWork) -> bool:
-    """Return whether a loader has enough steps, in each pass and after the warm-up, to be a part of its own."""
+    """Return whether a loader has enough steps in each pass, and after the warm-up, for a separate part of the time."""
     is_long = work.num_steps >= _MIN_STEPS * max(1, work.num_passes)
     return is_long and work.num_steps_measured >= _MIN_STEPS
 

@@ -96,7 +96,7 @@ def _imported(source: Path, root: Path) -> Iterator[str]:
             # An imported name may be a module of the package, or a value in it.
             names = [base, *(f"{base}.{each.name}" if base else each.name for each in node.names)]
         for name in names:
-            # The star of `from a import *` is no name.
+            # Skip the star of `from a import *`.
             parts = [part for part in name.split(".") if part.isidentifier()]
             yield from (".".join(parts[: count + 1]) for count in range(len(parts)))
 

@@ -286,7 +286,7 @@ class Posterior:
         return np.asarray(self.rate / random.gamma(self.shape, size=num))
 
     def draw_positive(self, num: int, random: np.random.Generator) -> tuple[Array, Array]:
-        """Draw coefficients and phi, and return the draws without a negative coefficient, which may be none."""
+        """Draw coefficients and phi, and return the draws without a negative coefficient, perhaps zero draws."""
         phis = self.draw_phis(num, random)
         normal = random.standard_normal((num, len(self.best))) @ np.linalg.cholesky(self.covariance).T
         betas = self.best + np.sqrt(phis)[:, None] * normal

@@ -122,7 +122,7 @@ def _of_host(usage: HostUsage, observed: Observed | None) -> Resources:
         observed: When the script began and ended. None if unknown, which takes the whole run.
     """
     series = usage.series
-    # A short run has no readings over time, only their means.
+    # A report of a short run has only the means of its readings.
     if not series.begin_s:
         return Resources(
             cpu_percent_mean=usage.cpu_percent_mean,
@@ -181,7 +181,7 @@ def _seconds(intervals: Sequence[tuple[int, float]]) -> list[list[tuple[int, flo
         if sum(each for _, each in parts[-1]) >= 0.999:
             parts.append([])
         parts[-1].append((i, duration))
-    # A last part of less than half a second would count as much as a second, so add it to the part before.
+    # A last part of less than half a second would count like a whole second, so add it to the part before.
     if len(parts) > 1 and sum(each for _, each in parts[-1]) < 0.5:
         last = parts.pop()
         parts[-1] += last
@@ -189,7 +189,7 @@ def _seconds(intervals: Sequence[tuple[int, float]]) -> list[list[tuple[int, flo
 
 
 def _within(series: UsageSeries, begin_s: float, end_s: float) -> list[int]:
-    """Return the indices of the intervals in a part of the run, or of the one nearest to its end if it has none."""
+    """Return the indices of the intervals in a part of the run. If the part is too short for one, take the nearest."""
     middles = [(a + b) / 2 for a, b in zip(series.begin_s, series.end_s, strict=True)]
     chosen = [i for i, middle in enumerate(middles) if begin_s <= middle <= end_s]
     return chosen or [min(range(len(middles)), key=lambda i: abs(middles[i] - end_s))]

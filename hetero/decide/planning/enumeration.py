@@ -123,7 +123,7 @@ def mixtures(leaders: Iterable[Candidate], menu: Sequence[Machine]) -> Iterator[
         (group,) = leader.data
         other_machines = [machine for machine in menu if machine != group.machine]
         for num_replaced, machine, count in itertools.product((1, 2), other_machines, (1, 2)):
-            # A cluster of only the other type is no mixture.
+            # A mixture needs hosts of both types.
             if group.count > num_replaced:
                 rest = replace(group, count=group.count - num_replaced)
                 yield replace(leader, data=(rest, DataGroup(machine=machine, count=count)))

@@ -40,7 +40,7 @@ def _figures(plan: Plan) -> str:
         usd = chosen.usd_per_1k_steps
         cells.append(("USD per 1,000 steps", usd_text(usd.value), usd.basis, usd_interval_text(chosen)))
     cells.append(("headspace", seconds_text(plan.headspace.value), plan.headspace.basis, "no cluster is faster"))
-    # A plan that changes nothing has no speed-up.
+    # Leave out the speed-up of a plan that changes nothing.
     if chosen != plan.baseline:
         needed = plan.break_even_speedup
         break_even = "" if needed is None else f"break-even at {needed:.3g} times"

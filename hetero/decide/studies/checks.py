@@ -250,7 +250,7 @@ def _whole_steps(plan: StudyPlan) -> int | None:
         return None
     # All epochs are whole if steps x smallest batch, which all runs have, is a multiple of the samples of each run.
     samples = math.lcm(*(int(_as_float(each["training_samples"])) for each in quantities))
-    # The fewest steps for which this holds. Each multiple of them holds too.
+    # The fewest steps that make all epochs whole. Each multiple of them does so too.
     fewest = samples // math.gcd(samples, int(smallest))
     return max(1, round(stated / fewest)) * fewest
 

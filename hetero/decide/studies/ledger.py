@@ -197,7 +197,7 @@ class RecordedRuns:
     def _take_over(self, lines: Sequence[dict[str, Any]]) -> None:
         """Add the runs in the lines. Skip a malformed line, but reject a malformed first line.
 
-        The first line says which study this is, so without it the other lines have no meaning.
+        The first line says which study this is, so the other lines mean nothing without it.
         """
         for number, line in enumerate(lines, start=1):
             kind = line.pop("kind", None)

@@ -249,7 +249,7 @@ def identity_of(study: Study) -> dict[str, Any]:
 
 def _without_expectation(levels: Any) -> Any:
     """Return the levels of a factor, as the file states them, without their expected durations."""
-    # A list of levels has no settings.
+    # Levels in a list are values without settings.
     if not isinstance(levels, Mapping):
         return levels
     return {

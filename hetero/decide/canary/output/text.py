@@ -38,7 +38,7 @@ def headline_of(candidate: Candidate) -> str:
     num_runs = counted(len(candidate.points), "canary run")
     fractions = [point.fraction for point in candidate.points]
     ends = percent(min(fractions, default=0.0)), percent(max(fractions, default=0.0))
-    # Runs of one fraction have no range.
+    # Runs of a single fraction show this fraction once.
     span = f"{' to '.join(dict.fromkeys(ends))} of the data"
     excess = mean_excess(candidate.points)
     disturbed = f"{excess_text(excess)}. " if excess > SMALL_EXCESS else ""

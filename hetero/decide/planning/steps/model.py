@@ -265,7 +265,7 @@ class StepModel:
                 candidate = candidates[index]
                 ratio = self._ratio(candidate, parts, row) if is_simulated else 1.0
                 draws = self._draws_of(candidate, parts.step_s[row] * ratio)
-                # Value 0 has the mean figures and is no draw. Without draws, it is both ends of the interval.
+                # Value 0 has the mean figures, the others are draws. Without draws, it is both ends of the interval.
                 low, high = np.quantile(draws[1:] if self._num_draws else draws, INTERVAL)
                 found[index] = Prediction(
                     step_s=float(draws[0]),

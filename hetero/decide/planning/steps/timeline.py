@@ -144,7 +144,7 @@ class _Rank:
     def __init__(self, number: int, host: _Host, endpoints: list[int], window: int) -> None:
         self.number, self.host, self.endpoints, self.window = number, host, endpoints, window
         self.outstanding = dict.fromkeys(endpoints, 0)
-        """Requests to each endpoint that have no answer yet."""
+        """Number of requests to each endpoint whose batches have not arrived."""
         self.reported_loads = dict.fromkeys(endpoints, 0)
         """Requests of all ranks that each endpoint last reported."""
         # Below 0, because endpoints that were never chosen come first, in this order.
@@ -326,7 +326,7 @@ class Timeline:
         Return False without a request if the rank has requested all planned batches, or its memory holds no more.
         """
         batch, is_own_loader = rank.num_requested, self.job.is_own_loader
-        # torch's loader has no bound of its memory.
+        # torch's loader does not bound its memory.
         is_memory_full = batch - rank.next_batch >= self.job.window_batches and not is_own_loader
         if batch >= rank.end_of_plan or is_memory_full:
             return False
@@ -344,7 +344,7 @@ class Timeline:
         return True
 
     def _deliver(self, rank: _Rank, now_s: float) -> None:
-        """Give a rank its next batch, with which it computes. If all ranks compute, plan the end of the step."""
+        """Give a rank its next batch. The rank then computes. If all ranks compute, plan the end of the step."""
         rank.arrived.remove(rank.next_batch)
         rank.next_batch += 1
         rank.is_waiting = False

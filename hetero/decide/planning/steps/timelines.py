@@ -171,7 +171,7 @@ class Timelines:
         alone_cpu_s = cpu_s_by_share[0][1]
         factors = tuple((share, cpu_s / alone_cpu_s if alone_cpu_s > 0 else 1.0) for share, cpu_s in cpu_s_by_share)
         wait_s = float(self._figures.costs_on(machine)[1][0])
-        # A rank's CPU use in whole threads, of which each uses the same share of a CPU.
+        # Divide a rank's CPU use into whole threads that use equal shares of a CPU.
         thread_share = self._rank_cores / max(1, math.ceil(self._rank_cores))
         return TimelineHost(
             num_endpoints=num_endpoints,
@@ -278,7 +278,7 @@ class Timelines:
 def window_batches(trainer: Machine, num_endpoints: int, nbytes: float, num_ranks: int, ranks_per_host: int) -> int:
     """Return how many batches of ``nbytes`` bytes the memory of a rank's window holds, at least 1.
 
-    The limits are those of the reader: its plan of batches with the bytes by which it may grow, and its share of the
+    The limits are those of the reader: its plan of batches with the bytes of its growth, and its share of the
     host's memory.
     """
     # If the bytes of a batch are not known, they limit nothing.

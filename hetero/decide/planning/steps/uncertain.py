@@ -232,7 +232,7 @@ def error_of_mean(steps: Spread) -> float:
     Steps come in bursts: a long one waits for the batches of all processes, and the next ones find them ready. So the
     means of successive parts differ less than single steps suggest.
     """
-    # Few steps have no parts, so take the error of independent steps.
+    # Few steps cannot be divided into parts, so take the error of independent steps.
     if len(steps.values) < 4 * _NUM_PARTS:
         return steps.variation / math.sqrt(steps.num_measured)
     values = np.array(steps.values[: len(steps.values) // _NUM_PARTS * _NUM_PARTS])

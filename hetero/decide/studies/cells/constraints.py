@@ -186,7 +186,7 @@ def _merged_quantities(
     Raises:
         ConfigError: If another stated quantity follows differently from the rest.
     """
-    # A memory of 0, the default, is no column of the results.
+    # Leave out a memory of 0, the default, as a column of the results.
     columns = {name: value for name, value in stated.items() if name not in _TO_CHECK or value}
     given = {**columns, **settings.values}
     may_change = _MAY_CHANGE if constraints.fix else ("learning_rate",)

@@ -222,7 +222,7 @@ def _exchange(rows: list[list[int]], sizes: Sequence[int], codes: Sequence[Matri
 
 
 def _largest(rows: Sequence[Sequence[int]], factors: Sequence[Factor]) -> float:
-    """Return the largest absolute correlation between two factors without its rounding error. 0 if there is none."""
+    """Return the largest absolute correlation between two factors without its rounding error. 0 for a single factor."""
     largest = correlations(_named_levels(rows, factors), factors).largest
     return 0.0 if largest is None else round(largest[0], 9)
 

@@ -136,7 +136,7 @@ def _time_text(values: Sequence[float], excess: float) -> str:
     """
     found = interval_of(values, is_positive=True)
     if found is not None and excess > 0:
-        # A single replicate has no interval, so its value is both ends.
+        # The value of a single replicate is both ends.
         low, high = found.low or found.mean, found.high or found.mean
         # Other work only lengthens a run, so only the lower end moves.
         found = None if excess > MAX_EXCESS else replace(found, low=(1 - excess) * low, high=high)
