@@ -12,7 +12,7 @@ from hetero import cli, config
 from hetero.cluster import Role, find_platform
 from hetero.decide import profile
 from hetero.decide.planning import enumeration, ranking, reasons
-from hetero.decide.planning.steps import endpoints, model, timelines, uncertain
+from hetero.decide.planning.steps import endpoints, model, uncertain
 from hetero.errors import ConfigError, ExitCode
 from hetero.loaders.measuring import phases
 from hetero.reader import reader
@@ -56,18 +56,14 @@ def test_every_reason_of_a_plan_is_explained() -> None:
     [
         ("The plan tries 0 to {} hosts of each type", (enumeration.MAX_HOSTS,)),
         ("only if that saves at least {} % of the cost", (100 * ranking.WORTH_SPENDING,)),
-        ("as fast as the measured one, with a standard deviation of {} %", (100 * uncertain.SPEED_SPREAD,)),
-        ("type of another family, with one of {} %", (100 * uncertain._OTHER_FAMILY_SPREAD,)),
+        ("deviation of their speed is {} % within a measured family", (100 * uncertain.SPEED_SPREAD,)),
+        ("within a measured family, and {} % in other families", (100 * uncertain._OTHER_FAMILY_SPREAD,)),
         (
             "the plan assumes {} to {} MB/s per vCPU",
             tuple(each / 1e6 for each in uncertain._UNKNOWN_NETWORK_BYTES_PER_S_PER_VCPU),
         ),
         ("Endpoints may use {} % of a host's memory", (100 * endpoints.MEMORY_SHARE,)),
-        (
-            "at most {} GiB per rank, and {} per endpoint",
-            (timelines.MAX_WINDOW_BYTES / 2**30, timelines.WINDOW_PER_ENDPOINT),
-        ),
-        ("at most {} GiB per rank, and {} per endpoint", (reader._MAX_WINDOW_BYTES / 2**30, reader._PREFETCH_FACTOR)),
+        ("at most {} GiB per rank, and {} per endpoint", (reader._MAX_WINDOW_BYTES / 2**30, reader.PREFETCH_FACTOR)),
         ("takes at least {} steps, {} s, and three times the batches", (phases.ENOUGH_STEPS, phases.ENOUGH_S)),
         ("The job waits for data in less than {} % of a step", (100 * model.NEARLY_BUSY,)),
         ("or waited in less than {} % of each step is rejected", (100 * profile.NEARLY_BUSY,)),

@@ -1,9 +1,9 @@
 """Makes a profile from the report of a finished run. It knows less than `hetero profile` measures.
 
-The cost of a sample is computed: if the ranks waited for data, the CPUs that preprocess were the limit, so all of their
-time went into the samples. Batches that were ready at once are not known, so the step time without waits is the step
-time minus the wait. Computed figures are labelled ``modelled``. They have few values, which makes intervals
-from them wide.
+A report does not time single samples. If the ranks waited for data, the CPUs that preprocess were the limit. So the
+cost of a sample is the time of all these CPUs / the number of samples. A report lacks steps with batches always ready,
+so the time of such a step is a step time minus its data wait. Figures that are computed in this way are labelled
+``modelled``. They have few values, which makes the intervals of a plan wide.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from hetero.documents.text import counted
 from hetero.errors import ConfigError
 from hetero.metrics.figures import Figure
+from hetero.metrics.hosts import HostUsage
 from hetero.metrics.profile.profile import (
     NEARLY_BUSY,
     PROFILE_FILE_NAME,
@@ -50,24 +51,25 @@ def load_any_profile(path: Path, catalogue: Catalogue) -> Profile:
         ConfigError: As `load_profile`, `load_report` and `profile_of_report` do, or if the folder is the folder of a
             study.
     """
+    has_profile, has_report = ((path / name).is_file() for name in (PROFILE_FILE_NAME, REPORT_FILE_NAME))
     runs = sorted(path.glob(f"runs/*/{REPORT_FILE_NAME}"))
-    if runs and not any((path / name).exists() for name in (REPORT_FILE_NAME, PROFILE_FILE_NAME)):
+    if runs and not has_profile and not has_report:
         raise ConfigError(
             f"{path} is the folder of a study with {counted(len(runs), 'run')}, expected that of one run\n"
             f"  Give for example {runs[0].parent}"
         )
-    has_report = (path / REPORT_FILE_NAME).is_file() and not (path / PROFILE_FILE_NAME).is_file()
-    if has_report or path.name == REPORT_FILE_NAME:
+    if (has_report and not has_profile) or path.name == REPORT_FILE_NAME:
         return profile_of_report(load_report(path), catalogue)
+    # The error for a path without any of the files says how to make a profile.
     return load_profile(path)
 
 
-def profile_of_report(report: Report, catalogue: Catalogue | None = None) -> Profile:
+def profile_of_report(report: Report, catalogue: Catalogue) -> Profile:
     """Return the profile that the figures of a run allow.
 
     Args:
         report: The report of a run that waited for data.
-        catalogue: Knows the vCPUs of instance types. None for the shipped one.
+        catalogue: Knows the vCPUs of instance types.
 
     Raises:
         ConfigError: If the run failed, lacks a measured step, or waited for nothing, or if it is not known how many
@@ -84,21 +86,20 @@ def profile_of_report(report: Report, catalogue: Catalogue | None = None) -> Pro
             f"run {run.run_id} has no measured step\n  Train for more steps than the warm-up. Or: {_RUN_PROFILE}"
         )
     share = headline.data_wait_mean.value / headline.step_time_mean.value
-    # The CPUs were not the limit.
+    # If the ranks hardly waited, the CPUs that preprocess were not the limit, and some of their time was idle.
     if share < NEARLY_BUSY:
         raise ConfigError(
             f"run {run.run_id} waited for data in {100 * share:.1f} % of each step, so it does not show what a sample "
             f"costs\n  Its accelerators are the limit: data hosts would not make its steps shorter. To be sure: "
             f"{_RUN_PROFILE}"
         )
-    catalogue = Catalogue.load() if catalogue is None else catalogue
     summaries = list(report.headline_ranks.values())
     trainers = _one_type(run, "trainer")
     num_hosts = sum(group.count for group in run.groups if group.role == "trainer")
     num_steps = headline.num_steps_measured
     training = TrainingProfile(
         instance_type=trainers.instance_type,
-        vcpus=_vcpus(run, trainers.instance_type, catalogue),
+        vcpus=_vcpus(run, trainers, catalogue),
         num_hosts=num_hosts,
         ranks_per_host=max(1, headline.num_ranks // num_hosts),
         batch_samples=max(1, headline.global_batch_samples // headline.num_ranks),
@@ -123,6 +124,7 @@ def profile_of_report(report: Report, catalogue: Catalogue | None = None) -> Pro
 
 
 def _one_type(run: RunFacts, role: str) -> GroupFacts:
+    """Return a group of a role. Raise `ConfigError` unless all hosts of the role are of one type."""
     groups = [group for group in run.groups if group.role == role]
     types = sorted({group.instance_type for group in groups})
     if len(types) != 1:
@@ -133,18 +135,26 @@ def _one_type(run: RunFacts, role: str) -> GroupFacts:
     return groups[0]
 
 
-def _vcpus(run: RunFacts, instance_type: str, catalogue: Catalogue) -> int:
-    """Return the vCPUs of a host's type. If the type is unknown, those of the machine unless it is emulated."""
-    info = catalogue.find(instance_type)
+def _vcpus(run: RunFacts, group: GroupFacts, catalogue: Catalogue) -> int:
+    """Return the vCPUs of each host of a group: by the catalogue, or as a host of the group counted them."""
+    info = catalogue.find(group.instance_type)
     if info is not None and info.vcpus is not None:
         return info.vcpus
-    # Simulated hosts share a machine, so its CPUs are not theirs.
-    counts = [usage.num_cpus for usage in run.hosts if usage.scope == "host"]
-    if not counts:
+    usages = _real_hosts(run, group)
+    if not usages:
         raise ConfigError(
-            f"the vCPUs of instance type {instance_type!r} of run {run.run_id} are not known\n  {_RUN_PROFILE}"
+            f"the vCPUs of instance type {group.instance_type!r} of run {run.run_id} are not known\n  {_RUN_PROFILE}"
         )
-    return max(counts)
+    # All hosts of a group are of one type.
+    return usages[0].num_cpus
+
+
+def _real_hosts(run: RunFacts, group: GroupFacts) -> list[HostUsage]:
+    """Return the usage of the hosts with the role of a group, unless they are simulated.
+
+    Simulated hosts share one machine, so the CPUs of this machine are not their own.
+    """
+    return [usage for usage in run.hosts if usage.scope == "host" and run.host_roles.get(usage.host) == group.role]
 
 
 def _supply(report: Report, headline: Headline, catalogue: Catalogue) -> SupplyProfile:
@@ -168,30 +178,35 @@ def _supply(report: Report, headline: Headline, catalogue: Catalogue) -> SupplyP
         )
     group = _one_type(run, "trainer" if run.placement == "homogeneous" else "data")
     rate = headline.samples_per_s.value
-    # The CPUs may have been idle for a part of the time, for example while they waited for storage.
-    values = [vcpus / rate, *(busy / rate for busy in _busy_cpus(run, group) if busy < vcpus)]
+    values = [vcpus / rate]
+    # The CPUs may have been idle for a part of the time, for example while they waited for storage. The cost by their
+    # measured use is a second value, which makes the intervals wider.
+    busy_cpus = _busy_cpus(run, group)
+    if 0 < busy_cpus < vcpus:
+        values.append(busy_cpus / rate)
     return SupplyProfile(
         instance_type=group.instance_type,
-        vcpus=_vcpus(run, group.instance_type, catalogue),
+        vcpus=_vcpus(run, group, catalogue),
         sample_cpu_s=dataclasses.replace(Spread.of(values, "s", "modelled"), mean=vcpus / rate),
         sample_wait_s=Spread.of([0.0], "s", "modelled"),
         batch_cpu_s=Spread.of([0.0], "s", "modelled"),
     )
 
 
-def _busy_cpus(run: RunFacts, group: GroupFacts) -> list[float]:
-    """Return how many CPUs the preprocessing hosts kept busy, if that was measured on real hosts."""
-    if run.simulated:
-        return []
-    ranks = {rank.host for rank in run.ranks}
-    usages = [usage for usage in run.hosts if (usage.host in ranks) == (group.role == "trainer")]
-    if not usages or any(usage.cpu_percent_mean is None or usage.scope != "host" for usage in usages):
-        return []
-    return [busy for busy in (sum(usage.cpu_percent_mean or 0.0 for usage in usages) / 100,) if busy > 0]
+def _busy_cpus(run: RunFacts, group: GroupFacts) -> float:
+    """Return how many CPUs all hosts of a role kept busy on average. 0 unless each of them measured it."""
+    percents = [usage.cpu_percent_mean for usage in _real_hosts(run, group)]
+    # With an emulated part, the CPUs of the machine do not show what the named hosts would have used.
+    if run.simulated or None in percents:
+        return 0.0
+    return sum(percent or 0.0 for percent in percents) / 100
 
 
 def _headspace(summaries: list[StepSummary]) -> Spread:
-    """Return the step times minus their waits, on the rank with the most compute. Mean and percentiles are values."""
+    """Return the step time with batches always ready: step times minus data waits, of the rank with the most compute.
+
+    The values are its mean and two percentiles, and the mean of each rank, because a report lacks single steps.
+    """
     slowest = max(summaries, key=lambda summary: summary.compute_total_s / max(1, summary.num_steps_measured))
     pairs = (
         (slowest.step_time_mean_s, slowest.data_wait_mean_s),
@@ -207,9 +222,9 @@ def _headspace(summaries: list[StepSummary]) -> Spread:
 
 
 def _spread(mean: Figure, p50: Figure | None, p95: Figure | None, num_measured: int) -> Spread:
-    """Return the distribution that mean and percentiles describe. It keeps no other values."""
-    found = [figure for figure in (mean, p50, p95) if figure is not None]
-    spread = Spread.of([figure.value for figure in found], mean.unit, "modelled")
+    """Return the distribution of step times or waits, of which a report has only the mean and two percentiles."""
+    known = [figure.value for figure in (mean, p50, p95) if figure is not None]
+    spread = Spread.of(known, mean.unit, "modelled")
     return dataclasses.replace(
         spread,
         num_measured=num_measured,
@@ -221,5 +236,6 @@ def _spread(mean: Figure, p50: Figure | None, p95: Figure | None, num_measured: 
 
 def _wire_bytes(summaries: list[StepSummary], basis: str) -> Figure | None:
     """Return the bytes per sample that ranks received from endpoints, before compression. None without endpoints."""
-    nbytes, samples = sum(each.batch_bytes for each in summaries), sum(each.num_samples for each in summaries)
+    nbytes = sum(summary.batch_bytes for summary in summaries)
+    samples = sum(summary.num_samples for summary in summaries)
     return Figure(value=nbytes / samples, unit="B", basis=basis) if nbytes and samples else None

@@ -20,8 +20,8 @@ SMALL_EXCESS = 0.05
 """Excess that needs no words, because the errors of a plan's own model are as large: 4 % for the speed of endpoints,
 and 2 % for a step."""
 MAX_EXCESS = 0.35
-"""Largest excess with an answer, which is `hetero.decide.canary.refusals.MAX_HALF_WIDTH`. A step of
-0.4 s that took 1.87 s, an excess of 0.79, once gave the advice to use 5 processes instead of 8."""
+"""Largest excess with an answer. It is also the widest interval of a canary forecast, as half of its width over the
+value. A step of 0.4 s that took 1.87 s, an excess of 0.79, once gave the advice to use 5 processes instead of 8."""
 
 RUN_AGAIN = "while the machine does nothing else, or with longer times if it emulates"
 

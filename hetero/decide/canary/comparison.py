@@ -25,37 +25,41 @@ def decide(forecasts: Sequence[Forecast]) -> Decision | None:
         return None
     # Leave out clusters that most probably fail, because they cannot be chosen. One such candidate once made every
     # comparison undecided.
+    excluded = [each for each in forecasts if (each.shown.out_of_memory or 0.0) > 0.5]
     able = [each for each in forecasts if (each.shown.out_of_memory or 0.0) <= 0.5]
-    refused = [each.shown.name for each in able if not _has_cost(each)]
-    if refused or not able:
-        why = f"the cost of {refused[0]} has no forecast" if refused else "none has enough memory"
+    without_cost = [
+        each.shown.name
+        for each in able
+        if not len(each.usd) or each.shown.refused("time") or each.shown.refused("cost")
+    ]
+    if without_cost or not able:
+        why = f"the cost of {without_cost[0]} has no forecast" if without_cost else "none has enough memory"
         return Decision(cheapest="", probability=0.0, sentence=f"Which cluster is the cheapest is not known: {why}.")
     # Each draw is one possible future. The candidates are compared in each draw, so a share of draws is a probability.
     usd = np.stack([each.usd for each in able])
+    # Share of the draws in which each candidate costs the least.
     shares = np.bincount(np.argmin(usd, axis=0), minlength=len(able)) / usd.shape[1]
     best = int(np.argmax(shares))
     name, probability = able[best].shown.name, float(shares[best])
-    excluded = [each.shown.name for each in forecasts if (each.shown.out_of_memory or 0.0) > 0.5]
-    rest = f" {', '.join(excluded)} would most probably run out of memory." if excluded else ""
+    about_memory = ""
+    if excluded:
+        names = ", ".join(each.shown.name for each in excluded)
+        about_memory += f" {names} would most probably run out of memory."
     unknown = [each.shown.name for each in able if each.shown.out_of_memory is None]
     if unknown:
-        rest += f" Whether the memory of {', '.join(unknown)} is enough was not forecast."
+        about_memory += f" Whether the memory of {', '.join(unknown)} is enough was not forecast."
     if probability < CERTAIN:
         # Compare the two candidates with the largest shares. Two other candidates may be closer to each other and cost
         # ten times as much.
         second = int(np.argsort(shares)[-2])
         sentence = (
             f"Which cluster is the cheapest is not decided: {name} with a probability of {probability:.0%}. "
-            f"The intervals of {name} and {able[second].shown.name} overlap.{rest}"
+            f"The intervals of {name} and {able[second].shown.name} overlap.{about_memory}"
         )
         return Decision(cheapest="", probability=probability, sentence=sentence)
     return Decision(
         cheapest=name,
         probability=probability,
         # State at most 99.9 %, because four thousand draws cannot show a probability of 100 %.
-        sentence=f"{name} is the cheapest with a probability of {min(probability, 0.999):.1%}.{rest}",
+        sentence=f"{name} is the cheapest with a probability of {min(probability, 0.999):.1%}.{about_memory}",
     )
-
-
-def _has_cost(each: Forecast) -> bool:
-    return len(each.usd) > 0 and not each.shown.refused("time") and not each.shown.refused("cost")

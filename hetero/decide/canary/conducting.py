@@ -74,6 +74,7 @@ class _PreparingExecutor:
         self._folder = folder
         self._is_cold = is_cold
         self.max_parallel = inner.max_parallel
+        # An executor with this method is a `Billing`, so this one is if the inner one is.
         if isinstance(inner, Billing):
             self.billed_s = inner.billed_s
 
@@ -90,14 +91,15 @@ class _PreparingExecutor:
         if self._is_cold:
             evict(path for linked in planned.links for path in linked.paths)
             linked_folders = {str(linked.target.resolve()) for linked in planned.links}
-            # The channels that every run gets whole are not among the links.
-            for folder_of_channel in sorted(set(run.channels.values()) - linked_folders):
-                evict(Path(root, name) for root, _, names in os.walk(folder_of_channel) for name in names)
+            # Channels that every run gets whole are read without links.
+            for whole_folder in sorted(set(run.channels.values()) - linked_folders):
+                evict(Path(root, name) for root, _, names in os.walk(whole_folder) for name in names)
         observations = Path(run.environment[CANARY_DIR_VARIABLE])
         observations.mkdir(parents=True, exist_ok=True)
         # Delete old observations, because a repeated run must not have the observations of its first attempt.
         for old in observations.glob("rank-*.json"):
             old.unlink()
+        # The planned run lacks the prices, because they do not change the run.
         return self._inner.execute(replace(run, options={**run.options, **self._prices}), folder)
 
     def stop(self) -> None:
@@ -194,9 +196,10 @@ def run_canaries(
         by_id = {result.run_id: result for result in results}
         forecasts = []
         for cluster in request.clusters:
-            limit = memory_limit_of(cluster, catalogue, memory_gib or {})
-            made, own = _candidate(cluster, request, planned, by_id, executor=executor, options=options)
-            forecasts.append(forecast(replace(made, memory_limit_bytes=limit, data_bytes=data_bytes), own))
+            candidate, own_options = _candidate(cluster, request, planned, by_id, executor=executor, options=options)
+            limit_bytes = memory_limit_of(cluster, catalogue, memory_gib or {})
+            candidate = replace(candidate, memory_limit_bytes=limit_bytes, data_bytes=data_bytes)
+            forecasts.append(forecast(candidate, own_options))
         report = CanaryReport(
             schema_version=SCHEMA_VERSION,
             command=shlex.join([request.script, *request.script_args]),
@@ -228,7 +231,13 @@ def run_canaries(
 
 
 def raise_over_budget(error: BudgetError | None, folder: Path, option: str) -> None:
-    """Raise an error that names the forecast in a folder and the option, if the budget ended the study."""
+    """If the budget ended the study, raise its error with the file of the forecast and the option to change.
+
+    Args:
+        error: The error of the study. None if the budget allowed all runs.
+        folder: Folder of the study.
+        option: Name of the option with the budget.
+    """
     if error is not None:
         reason = str(error).partition("\n  to do")[0]
         raise BudgetError(
@@ -260,29 +269,39 @@ def _candidate(
     executor: Executor,
     options: ForecastOptions,
 ) -> tuple[Candidate, ForecastOptions]:
-    """Return a cluster with its runs that have a result by their id, and the options of its forecast."""
-    own = [each for each in planned if each.cluster == cluster and each.run.run_id in results]
-    named = {each.run.run_id: report for each in own if (report := results[each.run.run_id].report) is not None}
-    objections = dict.fromkeys(report.cost.objection for report in named.values() if report.cost.objection)
+    """Return a cluster with the points of its runs that have ended, and the options of its forecast.
+
+    Args:
+        cluster: The cluster.
+        request: The request.
+        planned: The runs of all clusters.
+        results: Results of the runs that have ended, by id.
+        executor: Knows the price of the hosts.
+        options: Options of all forecasts.
+    """
+    ended = [each for each in planned if each.cluster == cluster and each.run.run_id in results]
+    reports = {each.run.run_id: report for each in ended if (report := results[each.run.run_id].report) is not None}
+    objections = dict.fromkeys(report.cost.objection for report in reports.values() if report.cost.objection)
     # Simulated hosts work with this machine. A forecast of their costs would hold only if the machine is as fast as
     # they are.
-    missing = [kind for kind in _types_of(cluster) if kind not in request.as_fast_as]
-    has_cost = own and (not missing or not objections)
-    note = upper_bounds_note(named)
+    other_types = " and ".join(kind for kind in _types_of(cluster) if kind not in request.as_fast_as)
+    has_cost = ended and (not other_types or not objections)
+    notes = [note] if (note := upper_bounds_note(reports)) else []
+    if not has_cost:
+        notes += [_note(objection, other_types) for objection in objections]
     candidate = Candidate(
         name=cluster.name,
         groups=cluster.groups,
-        points=tuple(_point(each, results[each.run.run_id], by_samples=request.by_samples) for each in own),
-        hourly_usd=executor.hourly_usd(own[0].run) if has_cost else None,
+        points=tuple(_point(each, results[each.run.run_id], by_samples=request.by_samples) for each in ended),
+        hourly_usd=executor.hourly_usd(ended[0].run) if has_cost else None,
         cache_bytes=level_2_bytes(),
-        notes=(*filter(None, [note]), *(() if has_cost else (_note(text, missing) for text in objections))),
+        notes=tuple(notes),
     )
-    is_simulated = any(report.run.simulated for report in named.values())
-    return candidate, replace(options, basis="simulated" if is_simulated else options.basis)
+    is_simulated = any(report.run.simulated for report in reports.values())
+    return candidate, replace(options, basis="simulated") if is_simulated else options
 
 
-def _note(objection: str, missing: Sequence[str]) -> str:
-    types = " and ".join(missing)
+def _note(objection: str, types: str) -> str:
     return (
         f"{objection} The forecast is therefore of this machine. If it is as fast as a host of {types}, give "
         f"--as-fast-as TYPE for {types}."
@@ -290,18 +309,25 @@ def _note(objection: str, missing: Sequence[str]) -> str:
 
 
 def _point(planned: PlannedCanary, result: RunResult, *, by_samples: bool) -> CanaryPoint:
-    """Return the point of a finished run. With ``by_samples``, the fraction comes from the largest loader."""
+    """Return the point of a run that has ended.
+
+    Args:
+        planned: The run.
+        result: Its result.
+        by_samples: Whether the loaders shortened the data. The real fraction is then that of the largest loader.
+    """
     observed = read_observed(Path(planned.run.environment[CANARY_DIR_VARIABLE]))
     point = point_of(result, fraction=planned.fraction, observed=observed)
     if not by_samples:
         return point
-    known = [
+    whole_and_part = [
         (loader.dataset_samples, loader.pass_samples)
         for loader in point.loaders
         if loader.dataset_samples and loader.pass_samples
     ]
     # Take the loader with the most samples. It has most of the work, and rounding changes its share least.
-    whole, part = max(known, default=(1, planned.fraction))
+    whole, part = max(whole_and_part, default=(1, planned.fraction))
+    # Ranks get equally many samples, so a pass may have a few more than the data set.
     return replace(point, fraction=min(1.0, part / whole))
 
 
@@ -313,15 +339,15 @@ def memory_limit_of(cluster: Cluster, catalogue: Catalogue, memory_gib: Mapping[
         catalogue: Facts of the instance types.
         memory_gib: Memory by instance type, which replaces the memory of the catalogue.
     """
-    found = []
+    limits_bytes = []
     for kind, _ in trainer_groups(Settings(groups=cluster.groups)):
         info = catalogue.find(kind)
         gib = memory_gib.get(kind, info.memory_gib if info is not None else None)
         # The smallest host decides, so one unknown type leaves the limit unknown.
         if gib is None:
             return None
-        found.append(gib * GIB)
-    return min(found, default=None)
+        limits_bytes.append(gib * GIB)
+    return min(limits_bytes, default=None)
 
 
 def write_report(report: CanaryReport, folder: Path) -> None:
@@ -352,9 +378,10 @@ def level_2_bytes(folder: Path = Path("/sys/devices/system/cpu")) -> float | Non
             if (path / "level").read_text(encoding="ascii").strip() != "2":
                 continue
             text = (path / "size").read_text(encoding="ascii").strip()
-            # CPUs that share a cache have the same list here, so each cache counts once.
+            # CPUs that share a cache have the same list here, so the cache counts once.
             shared = (path / "shared_cpu_list").read_text(encoding="ascii").strip()
             sizes[shared] = int(text.rstrip("KMG")) * _UNITS.get(text[-1:], 1)
     except (OSError, ValueError):
         return None
+    # A kernel that describes no caches leaves the size unknown.
     return float(sum(sizes.values())) or None

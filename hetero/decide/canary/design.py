@@ -109,15 +109,14 @@ class CanaryRequest:
         self._check_way()
 
     def _check_way(self) -> None:
-        """Raise unless exactly one way to reduce the data is given."""
+        """Raise `ConfigError` unless exactly one way to reduce the data is given, and its other options."""
         unknown = sorted(self.whole_channels - set(self.channels))
         if unknown:
             raise ConfigError(f"--whole {unknown[0]}: unknown channel; give --channel {unknown[0]}=DIR too")
-        placeholders = self.placeholders
         ways = {
-            "--channel NAME=DIR": bool(set(self.channels) - self.whole_channels),
+            "--channel NAME=DIR": bool(self.divided_channels),
             "--samples": self.by_samples,
-            "{fraction} or {samples} in the script's arguments": bool(placeholders),
+            "{fraction} or {samples} in the script's arguments": bool(self.placeholders),
         }
         given = [name for name, is_given in ways.items() if is_given]
         if len(given) != 1:
@@ -127,12 +126,17 @@ class CanaryRequest:
                 f"  to do: give one of {'; '.join(ways)}\n"
                 "  A channel that every run gets whole: --whole NAME"
             )
-        if "samples" in placeholders and not self.whole_samples:
+        if "samples" in self.placeholders and not self.whole_samples:
             raise ConfigError("{samples} needs the number of samples of the whole job; give --whole-samples N")
-        if self.whole_samples is not None and "samples" not in placeholders:
+        if self.whole_samples is not None and "samples" not in self.placeholders:
             raise ConfigError("--whole-samples needs {samples} in the script's arguments; add that, or leave it out")
-        if self.keep and not set(self.channels) - self.whole_channels:
+        if self.keep and not self.divided_channels:
             raise ConfigError("--keep needs a channel that is reduced; give --channel NAME=DIR, or leave it out")
+
+    @property
+    def divided_channels(self) -> list[str]:
+        """Channels whose files are divided: each run gets a fraction of them. Sorted."""
+        return sorted(set(self.channels) - self.whole_channels)
 
     @property
     def placeholders(self) -> set[str]:
@@ -245,7 +249,7 @@ def how_text(request: CanaryRequest) -> str:
     if request.placeholders:
         names = " and ".join(f"{{{name}}}" for name in sorted(request.placeholders))
         return f"The script's arguments {names} say how much data it uses."
-    names = ", ".join(sorted(set(request.channels) - request.whole_channels))
+    names = ", ".join(request.divided_channels)
     return f"Each run gets a fraction of the files of {names}. Fractions are shares of the bytes."
 
 
@@ -266,71 +270,82 @@ def plan_canaries(request: CanaryRequest, folder: Path) -> tuple[list[PlannedCan
     for name, path in request.channels.items():
         if not path.is_dir():
             raise ConfigError(f"--channel {name}={path}: the folder does not exist; expected the files of the channel")
-    source = _Files(request) if set(request.channels) - request.whole_channels else None
+    source = _Files(request) if request.divided_channels else None
     # Number the runs by replicate first, because more replicates must not change the names of the other runs.
-    cells = itertools.product(range(1, request.repeats + 1), request.clusters, request.fractions)
-    found = [
+    combinations = itertools.product(range(1, request.repeats + 1), request.clusters, request.fractions)
+    planned = [
         _planned(request, cluster, run_name(number, fraction, replicate), fraction, replicate, folder, source)
-        for number, (replicate, cluster, fraction) in enumerate(cells, start=1)
+        for number, (replicate, cluster, fraction) in enumerate(combinations, start=1)
     ]
+    # Files and samples are whole, so the real fractions may be too close to each other for a forecast.
     for cluster in request.clusters:
-        own = [each.fraction for each in found if each.cluster == cluster]
+        real_fractions = [each.fraction for each in planned if each.cluster == cluster]
         if source is not None:
-            check_real(own, f"the channels have {counted(source.num_files, 'file')}")
+            check_real(real_fractions, f"the channels have {counted(source.num_files, 'file')}")
         elif request.whole_samples is not None:
-            check_real(own, f"the job has {counted(request.whole_samples, 'sample')}")
-    return _ordered(found, request), None if source is None else source.num_bytes
+            check_real(real_fractions, f"the job has {counted(request.whole_samples, 'sample')}")
+    return _ordered(planned, request), None if source is None else source.num_bytes
 
 
-def _ordered(found: Sequence[PlannedCanary], request: CanaryRequest) -> list[PlannedCanary]:
+def _ordered(planned: Sequence[PlannedCanary], request: CanaryRequest) -> list[PlannedCanary]:
     """Return the runs in the order of their execution.
 
     The first runs of each cluster have all fractions, and the smallest fraction twice. These runs suffice for a
-    forecast if the budget or the user ends the study. The order is random within these and within the rest.
+    forecast if the budget or the user ends the study. The order of the first runs is random, and so is the order of the
+    rest.
     """
     smallest = min(request.fractions)
-    draw = random.Random(request.seed)
-    first = [
-        each
-        for each in found
-        if each.run.replicate == 1 or (each.run.replicate == 2 and each.run.levels["fraction"] == smallest)
-    ]
-    rest = [each for each in found if each not in first]
-    draw.shuffle(first)
-    draw.shuffle(rest)
+    generator = random.Random(request.seed)
+    first: list[PlannedCanary] = []
+    rest: list[PlannedCanary] = []
+    for each in planned:
+        is_first = each.run.replicate == 1 or (each.run.replicate == 2 and each.run.levels["fraction"] == smallest)
+        (first if is_first else rest).append(each)
+    generator.shuffle(first)
+    generator.shuffle(rest)
     return [*first, *rest]
 
 
 class _Files:
-    """The files of the channels that are reduced."""
+    """The files of the channels that are divided, without the files that every run gets.
+
+    A fraction is a share of these files. Files that every run gets, such as labels, do not count in it, because the
+    whole job gets the same ones as a canary.
+    """
 
     def __init__(self, request: CanaryRequest) -> None:
-        names = sorted(set(request.channels) - request.whole_channels)
-        self._found = {name: data_files(request.channels[name], keep=request.keep) for name in names}
-        unused = next((pattern for pattern in request.keep if not self._keeps(pattern)), None)
+        names = request.divided_channels
+        self._divided_and_kept = {name: data_files(request.channels[name], keep=request.keep) for name in names}
+        kept_names = [file.name for _, kept in self._divided_and_kept.values() for file in kept]
+        unused = next((each for each in request.keep if not any(matches(name, [each]) for name in kept_names)), None)
         if unused is not None:
             raise ConfigError(f"--keep {unused!r:.80}: no file of {', '.join(names)} has such a name")
         self._request = request
-        self.num_files = sum(len(files) for files, _ in self._found.values())
-        self.num_bytes = float(sum(file.num_bytes for files, _ in self._found.values() for file in files))
-
-    def _keeps(self, pattern: str) -> bool:
-        return any(matches(file.name, [pattern]) for _, kept in self._found.values() for file in kept)
+        divided = [file for files, _ in self._divided_and_kept.values() for file in files]
+        self.num_files = len(divided)
+        self.num_bytes = float(sum(file.num_bytes for file in divided))
 
     def part(
         self, fraction: float, replicate: int, min_files: int, target: Path
     ) -> tuple[float, dict[str, LinkedFolder]]:
-        """Choose a part of the files. Return its real share of the bytes, and the folder of each channel."""
-        chosen_bytes = 0
-        folders = {}
-        for name, (files, kept) in self._found.items():
-            chosen = choose_files(
-                files, fraction, seed=self._request.seed, replicate=replicate - 1, min_files=min_files
-            )
+        """Choose a part of the files.
+
+        Args:
+            fraction: Share of the bytes to choose.
+            replicate: Number of the run among those with the same fraction, from 1.
+            min_files: Fewest files of each channel.
+            target: Folder for the links, with a folder for each channel.
+
+        Returns:
+            The real share of the bytes, and the folder of each channel with the chosen files and those that every run
+            gets.
+        """
+        request, chosen_bytes, folders = self._request, 0, {}
+        for name, (files, kept) in self._divided_and_kept.items():
+            chosen = choose_files(files, fraction, seed=request.seed, replicate=replicate - 1, min_files=min_files)
             chosen_bytes += sum(file.num_bytes for file in chosen)
-            folders[name] = LinkedFolder(
-                source=self._request.channels[name], target=target / name, files=(*chosen, *kept)
-            )
+            folders[name] = LinkedFolder(source=request.channels[name], target=target / name, files=(*chosen, *kept))
+        # Files without bytes must not divide by zero.
         return chosen_bytes / max(1.0, self.num_bytes), folders
 
 
@@ -343,24 +358,36 @@ def _planned(
     folder: Path,
     source: _Files | None,
 ) -> PlannedCanary:
-    """Return one run."""
+    """Return one run, with the fraction of the data that it really gets.
+
+    Args:
+        request: The request.
+        cluster: Hosts of the run.
+        run_id: Its name.
+        fraction: The planned fraction.
+        replicate: Number of the run among those with the same fraction, from 1.
+        folder: Folder of the study.
+        source: The files to divide. None if the request reduces the data in another way.
+    """
     observations = folder / "observed" / run_id
     environment = {CANARY_DIR_VARIABLE: str(observations.resolve())}
     channels = {name: str(path.resolve()) for name, path in request.channels.items()}
     # Files and samples are whole, so the real fraction of a run may differ from the planned one.
-    real = fraction
+    real_fraction = fraction
     folders: dict[str, LinkedFolder] = {}
     if source is not None:
         # Each host of the job needs at least one file of its own.
         num_hosts = sum(int(text.rpartition(":")[2]) for text in cluster.groups)
-        real, folders = source.part(fraction, replicate, num_hosts, data_folder(folder) / run_id)
+        real_fraction, folders = source.part(fraction, replicate, num_hosts, data_folder(folder) / run_id)
         channels |= {name: str(linked.target.resolve()) for name, linked in folders.items()}
     elif request.by_samples:
         environment |= {FRACTION_VARIABLE: repr(fraction), PART_SEED_VARIABLE: str(request.seed * 1000 + replicate)}
-    samples = None if request.whole_samples is None else max(1, round(fraction * request.whole_samples))
-    if samples is not None and request.whole_samples and "samples" in request.placeholders:
-        real = samples / request.whole_samples
-    values = {"fraction": f"{fraction:g}", "samples": str(samples)}
+    values = {"fraction": f"{fraction:g}"}
+    # The number of all samples is given if and only if {samples} is in the arguments.
+    if request.whole_samples is not None:
+        samples = max(1, round(fraction * request.whole_samples))
+        real_fraction = samples / request.whole_samples
+        values["samples"] = str(samples)
     run = PlannedRun(
         run_id=run_id,
         levels={"cluster": cluster.name, "fraction": fraction},
@@ -373,4 +400,4 @@ def _planned(
         options={name: value for name, value in request.options.items() if name not in PRICE_OPTIONS},
         environment=environment,
     )
-    return PlannedCanary(run=run, cluster=cluster, fraction=real, links=tuple(folders.values()))
+    return PlannedCanary(run=run, cluster=cluster, fraction=real_fraction, links=tuple(folders.values()))

@@ -66,7 +66,7 @@ class LinkedFolder:
 
 
 def data_files(folder: Path, *, keep: Sequence[str] = ()) -> tuple[list[DataFile], list[DataFile]]:
-    """Return the files of a folder: those to choose from, and those that every run gets.
+    """Return the files of a folder: first the files to choose from, then the files that every run gets, both sorted.
 
     Args:
         folder: The folder. Links to files and folders are followed.
@@ -76,25 +76,25 @@ def data_files(folder: Path, *, keep: Sequence[str] = ()) -> tuple[list[DataFile
     Raises:
         ConfigError: If the folder lacks files to choose from, has more than `MAX_FILES`, or one cannot be read.
     """
-    found: list[DataFile] = []
+    divided: list[DataFile] = []
     kept: list[DataFile] = []
     for file in files_of(folder):
-        (kept if matches(file.name, keep) else found).append(file)
-    if not found:
+        (kept if matches(file.name, keep) else divided).append(file)
+    if not divided:
         raise ConfigError(f"{folder} contains no files to divide; give another --channel folder")
-    return sorted(found), sorted(kept)
+    return sorted(divided), sorted(kept)
 
 
 def files_of(folder: Path) -> Iterator[DataFile]:
-    """Yield the files of a folder. Links are followed, except for those without a target and to a folder around them.
+    """Yield the files of a folder and its subfolders.
 
-    Args:
-        folder: The folder.
+    Links are followed, except for a link without a target, and a link to a folder that contains the link.
 
     Raises:
         ConfigError: If a file or folder cannot be read, or there are more than `MAX_FILES` files.
     """
     count = 0
+    # Folders to visit: the name, and the identities of the folders around it.
     pending: list[tuple[str, frozenset[tuple[int, int]]]] = [("", frozenset())]
     while pending:
         name, around = pending.pop()
@@ -108,6 +108,7 @@ def files_of(folder: Path) -> Iterator[DataFile]:
                 continue
             for entry in sorted(path.iterdir()):
                 relative = f"{name}/{entry.name}" if name else entry.name
+                # The message of an error names the entry.
                 path = entry
                 try:
                     status = entry.stat()
@@ -136,7 +137,7 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 def choose_files(
     files: Sequence[DataFile], fraction: float, *, seed: int, replicate: int = 0, min_files: int = 1
 ) -> list[DataFile]:
-    """Return a fraction of the files, at least one.
+    """Return a fraction of the files, at least one, see the docstring of the module.
 
     Args:
         files: All files.
@@ -149,30 +150,40 @@ def choose_files(
     num_chosen = min(len(ordered), max(min_files, round(fraction * len(ordered)), 1))
     if num_chosen == len(ordered):
         return sorted(ordered)
-    # Draw several systematic samples, and take the sample whose bytes are closest to the fraction.
-    target = fraction * sum(file.num_bytes for file in ordered)
+    wanted_bytes = fraction * sum(file.num_bytes for file in ordered)
     pool = _pool(ordered, len(ordered) // num_chosen, seed=seed, replicate=replicate)
+    # A sample has one file of each of `num_chosen` equal sections of the pool, which is in the order of the files.
     bounds = [len(pool) * i // num_chosen for i in range(num_chosen + 1)]
     # The seed is a text of all three numbers, because their sum would be equal for different runs.
-    draw = random.Random(f"{seed}/{replicate}/{fraction}")
-    candidates = (
-        # One file of each stride.
-        [pool[draw.randrange(begin, end)] for begin, end in itertools.pairwise(bounds)]
-        for _ in range(_NUM_DRAWS)
+    generator = random.Random(f"{seed}/{replicate}/{fraction}")
+    samples = (
+        [pool[generator.randrange(begin, end)] for begin, end in itertools.pairwise(bounds)] for _ in range(_NUM_DRAWS)
     )
-    return sorted(min(candidates, key=lambda chosen: abs(sum(file.num_bytes for file in chosen) - target)))
+    return sorted(min(samples, key=lambda sample: abs(sum(file.num_bytes for file in sample) - wanted_bytes)))
 
 
 def _pool(ordered: Sequence[DataFile], num_pools: int, *, seed: int, replicate: int) -> list[DataFile]:
-    """Return the files that a replicate may choose from. Pools are disjoint, and each has all folders and sizes."""
+    """Return the files that a replicate may choose from.
+
+    The files are divided into pools, so replicates have different files. Each pool has one file of each block of
+    ``num_pools`` successive files. Therefore it has all folders and sizes.
+
+    Args:
+        ordered: All files in the order of folder and size.
+        num_pools: Number of pools. At most `_MAX_POOLS` are made.
+        seed: Seed of the division.
+        replicate: Number of the replicate, from 0.
+    """
     num_pools = max(1, min(_MAX_POOLS, num_pools))
-    draw = random.Random(f"{seed}/pools")
+    generator = random.Random(f"{seed}/pools")
+    own_pool = replicate % num_pools
     pool = []
     for begin in range(0, len(ordered), num_pools):
         block = list(ordered[begin : begin + num_pools])
-        draw.shuffle(block)
-        if replicate % num_pools < len(block):
-            pool.append(block[replicate % num_pools])
+        generator.shuffle(block)
+        # The last block may have fewer files than there are pools.
+        if own_pool < len(block):
+            pool.append(block[own_pool])
     return pool
 
 
@@ -199,6 +210,7 @@ def link_files(linked: LinkedFolder, *, within: Path) -> None:
         for file in linked.files:
             link = target / file.name
             link.parent.mkdir(parents=True, exist_ok=True)
+            # Resolve the target, because a relative link would be read from the folder of the link.
             link.symlink_to((linked.source / file.name).resolve())
     except OSError as error:
         raise ConfigError(f"cannot make the folder {target}: {error.strerror or error}") from error

@@ -2,13 +2,15 @@
 
 Time is a sum of parts, because each part grows differently:
 
-    fixed parts      start-up, imports, end: their mean, because they are equal in all runs. If they grow: a line
-    steps            seconds of the measured steps of each loader, in proportion to its steps. The intercept is known
-                     to be zero, so the slope has the error of a mean and not that of an extrapolated line
-    the rest         of the script: building the data set, warm-up steps, work between epochs. A line with a fixed part
+    fixed parts      start-up, imports and end. They take their mean, because they are equal in all runs. If the runs
+                     show that they grow, they are on a line
+    steps            seconds of the measured steps of each loader. They are in proportion to the number of steps: zero
+                     steps take zero seconds. So their error is that of a mean, which is smaller than that of a line
+    the rest         all else in the script: building the data set, warm-up steps, work between epochs. It is a line
+                     with a fixed part
 
-Memory is a line through the peaks. Utilisation is the CPU or GPU time of the growing part over its seconds, because a
-short run is mostly start-up and a long one is not.
+The memory peak is a line through the peaks of the runs. Utilisation is the CPU or GPU time of the script's growing part
+divided by the seconds of this part, because a short run is mostly start-up and a long run is not.
 """
 
 from __future__ import annotations
@@ -96,11 +98,9 @@ class ForecastOptions:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """A forecast with its draws, which comparisons of candidates need."""
+    """A forecast with the draws of its cost, which comparisons of candidates need."""
 
     shown: Candidate
-    time_s: Array
-    """Draws of the time. Empty without a forecast."""
     usd: Array
     """Draws of the cost. Empty without a forecast or a price."""
 
@@ -120,8 +120,8 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
         raise ConfigError("a canary run has a fraction of 0; expected more than 0")
     finished = [point for point in candidate.points if not point.failure]
     # Refuse what no line can forecast, whatever the figures are.
-    refusals = [refusal for refusal in check_script(candidate.points) if refusal.rule not in options.accept]
-    empty = np.empty(0)
+    refusals = check_script(candidate.points)
+    usd = np.empty(0)
     is_too_large = any(ran_out_of_memory(point, candidate.memory_limit_bytes) for point in candidate.points)
     num_fractions = num_distinct([point.fraction for point in finished])
     if len(finished) < MIN_RUNS or num_fractions < MIN_FRACTIONS:
@@ -129,13 +129,13 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
             f"{len(finished)} canary runs finished, with {num_fractions} different amounts of data; a forecast needs "
             f"at least {MIN_RUNS}, with {MIN_FRACTIONS}, because two points are always on a line"
         )
-        refusals.append(Refusal(rule="too-few", figure="", reason=reason))
-        shown = replace(candidate, figures=(), refusals=tuple(refusals), out_of_memory=1.0 if is_too_large else None)
-        return Forecast(shown, empty, empty)
+        accepted = [refusal for refusal in refusals if refusal.rule not in options.accept]
+        all_refusals = (*accepted, Refusal(rule="too-few", figure="", reason=reason))
+        shown = replace(candidate, figures=(), refusals=all_refusals, out_of_memory=1.0 if is_too_large else None)
+        return Forecast(shown, usd)
     model = _Model(candidate, finished, options)
     time_s = model.time()
     figures = [model.figure("time", "s", time_s, fixed=model.fixed_s)]
-    usd = empty
     if candidate.hourly_usd is not None:
         usd = np.asarray(cost.job_cost_usd(candidate.hourly_usd, 1.0) * time_s)
         figures.append(model.figure("cost", "USD", usd))
@@ -165,6 +165,7 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
             for refusal in check_figure(figure)
         ]
     out_of_memory = 1.0 if is_too_large else model.out_of_memory(candidate.memory_limit_bytes)
+    # If the memory was refused, only a lack of memory that is more probable than not is stated.
     if any(refusal.figure in ("", "memory peak") for refusal in refusals):
         out_of_memory = out_of_memory if (out_of_memory or 0.0) > 0.5 else None
 
@@ -179,7 +180,7 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
         canary_share=None if about_time else candidate.canary_s / figures[0].value,
         more_canaries=suggestion(finished, about_time),
     )
-    return Forecast(shown, time_s, usd)
+    return Forecast(shown, usd)
 
 
 class _Model:
@@ -196,7 +197,6 @@ class _Model:
         self.refusals: list[Refusal] = []
         self.fixed_s = 0.0
         """Time of the whole that does not grow with the data: the median of its draws, after `time`."""
-        self._outside_fixed_s = np.zeros(0)
         self._line_s: list[float] = []
         """Time of each run that is on a line: the script without the steps of its loaders."""
         self._growing_s = np.zeros(0)
@@ -231,18 +231,21 @@ class _Model:
     # Time
 
     def time(self) -> Array:
-        """Return draws of the time of the whole."""
+        """Return draws of the time of the whole: outside of the script, steps of its loaders, and its rest."""
         growing_s = [point.growing_s for point in self._points]
         whole_line = self._line(growing_s, _TIME, self._options.curvature)
-        loaders = self._step_loaders()
-        self.has_steps = bool(loaders)
-        works = {name: [_work_of(point, name) for point in self._points] for name in loaders}
-        grows = any(not is_fixed_loader(each, self.fractions) for each in works.values())
-        self.refusals += check_line("time", whole_line, self._points, must_grow=not grows)
-        outside_s = self._outside()
+        works = {
+            name: [next(loader for loader in point.loaders if loader.name == name) for point in self._points]
+            for name in self._step_loaders()
+        }
+        self.has_steps = bool(works)
+        has_growing_loader = any(not is_fixed_loader(each, self.fractions) for each in works.values())
+        self.refusals += check_line("time", whole_line, self._points, must_grow=not has_growing_loader)
+        outside = self._outside()
+        # Without measured steps, the whole script is on one line.
         self._growing_s, fixed_s = whole_line.single, whole_line.fixed
         self._line_s = growing_s
-        if loaders:
+        if works:
             rest_s = list(growing_s)
             steps_s, fixed_s = np.zeros(NUM_DRAWS), np.zeros(NUM_DRAWS)
             for name, own in works.items():
@@ -253,33 +256,37 @@ class _Model:
             self._line_s = [max(0.0, value) for value in rest_s]
             rest = self._line(self._line_s, _TIME, self._options.curvature)
             self._growing_s, fixed_s = steps_s + rest.single, fixed_s + rest.fixed
+            # A small rest may have any form, because it changes the forecast little.
             if np.median(rest.expected - rest.fixed) > _MATTERS * np.median(self._growing_s):
                 what = "time of the script outside of its loaders"
                 self.refusals += check_line("time", rest, self._points, must_grow=False, what=what)
         drift = np.exp(_MACHINE_DRIFT * self._random.standard_normal(NUM_DRAWS))
         self._growing_s = self._growing_s * drift
-        time_s = outside_s + self._growing_s
+        time_s = outside.single + self._growing_s
+        # Other work of the machine may have taken any part of its largest share.
         if excess := mean_excess(self._points):
             time_s = time_s * (1 - excess * self._random.random(NUM_DRAWS))
-        self.fixed_s = min(float(np.median(self._outside_fixed_s + fixed_s)), float(np.median(time_s)))
+        # Keep the fixed part within the whole, also where its draws are longer.
+        self.fixed_s = min(float(np.median(outside.fixed + fixed_s)), float(np.median(time_s)))
         self.time_s = np.asarray(time_s)
         return self.time_s
 
     def longest_s(self) -> float | None:
         """Return the longest time that the runs do not exclude, after `time`, or None if no parabola fits.
 
-        A step works on one batch, so only the rest of the script may grow with the square of the data.
+        A step works on one batch, so only the rest of the script may grow with the square of the data. What the rest
+        may take beyond its straight line is added to the forecast.
         """
-        longest_s = quadratic_bound(self.fractions, self._line_s, self._random, noise=_TIME)
-        if longest_s is None:
+        longest_rest_s = quadratic_bound(self.fractions, self._line_s, self._random, noise=_TIME)
+        if longest_rest_s is None:
             return None
-        expected_s = float(np.median(self._line(self._line_s, _TIME, 0.0).expected))
-        return max(0.0, longest_s - expected_s) + float(np.median(self.time_s))
+        expected_rest_s = float(np.median(self._line(self._line_s, _TIME, 0.0).expected))
+        return max(0.0, longest_rest_s - expected_rest_s) + float(np.median(self.time_s))
 
-    def _outside(self) -> Array:
-        """Return draws of the time of start-up, imports and end: a constant, or a line if the runs show it.
+    def _outside(self) -> Line:
+        """Return the line of start-up, imports and end. It does not grow, unless the runs show that it does.
 
-        A line is for example a module that reads the data when it is imported.
+        It grows for example if a module reads the data when it is imported.
         """
         values = [point.fixed_s for point in self._points]
         line = self._line(values, _TIME, self._options.curvature, Form.MOSTLY_CONSTANT)
@@ -288,29 +295,24 @@ class _Model:
             # grow, had an error of 31 %.
             what = "time of start-up, imports and end"
             self.refusals += check_line("time", line, self._points, must_grow=False, what=what)
-        self._outside_fixed_s = line.fixed
-        return line.single
+        return line
 
     def _line(self, values: Sequence[float], noise: Noise, curvature: float, form: Form = Form.BOTH) -> Line:
         """Return a line through a value of each run against the fraction of the data."""
         return fit_line(self.fractions, values, self._random, noise=noise, curvature=curvature, form=form)
 
     def _step_loaders(self) -> list[str]:
-        """Return the loaders whose steps were measured in every run. The time of other loaders is rest.
+        """Return the loaders whose steps were measured in every run, by name. The time of other loaders is rest.
 
         The steps of a loader do not count if its passes have fewer than three batches, because hardly any is full.
         """
-        names = dict.fromkeys(loader.name for point in self._points for loader in point.loaders)
-        return [
-            name
-            for name in names
-            if all(
-                any(loader.name == name and _is_measured(loader) for loader in point.loaders) for point in self._points
-            )
-        ]
+        measured = [{loader.name for loader in point.loaders if _is_measured(loader)} for point in self._points]
+        # In the order of the first run, because the order decides which draws a loader gets.
+        return [loader.name for loader in self._points[0].loaders if all(loader.name in names for names in measured)]
 
     def _steps(self, name: str, works: Sequence[LoaderWork]) -> Array:
         """Return draws of the time of a loader's measured steps in the whole."""
+        # A loader whose data stays whole takes the same time in the whole job.
         if is_fixed_loader(works, self.fractions):
             return constant_draws([work.measured_s for work in works], self._random, noise=_STEPS)
         steps, samples = self._shares(works)
@@ -319,14 +321,16 @@ class _Model:
         # difference, and the spread of the exponent allows for this error.
         shares = [math.sqrt(a * b) for a, b in zip(steps, samples, strict=True)]
         doubt = max(abs(math.log(a / b)) for a, b in zip(steps, samples, strict=True)) / 2
-        reach = math.log(1 / statistics.fmean(shares)) if max(shares) < 0.9 else 1.0
+        # An error of the exponent grows with the distance to the whole, so divide the doubt by this distance. There is
+        # hardly a distance from runs that are nearly the whole.
+        distance = math.log(1 / statistics.fmean(shares)) if max(shares) < 0.9 else 1.0
         passes = max(work.num_passes for work in works)
         line = fit_line(
             shares,
             [work.measured_s for work in works],
             self._random,
             noise=_STEPS,
-            curvature=math.hypot(self._options.step_curvature, doubt / reach),
+            curvature=math.hypot(self._options.step_curvature, doubt / distance),
             # Each pass begins with a wait. So if there are many short passes, a part of their time does not grow.
             form=Form.THROUGH_ORIGIN if passes == 1 else Form.MAYBE_ORIGIN,
         )
@@ -336,13 +340,14 @@ class _Model:
 
     def _shares(self, works: Sequence[LoaderWork]) -> tuple[list[float], list[float]]:
         """Return two shares of the whole for each run: its share of the measured steps, and of the samples."""
-        size = max(work.batch_samples for work in works)
+        batch_samples = max(work.batch_samples for work in works)
+        # Samples, and measured steps and samples, of the whole job.
         samples = statistics.fmean(
             work.num_samples / fraction for work, fraction in zip(works, self.fractions, strict=True)
         )
-        num_excluded = statistics.median(work.num_steps - work.num_steps_measured for work in works)
-        num_steps = max(1.0, samples / max(1, size) - num_excluded)
-        num_samples = max(1.0, samples - num_excluded * size)
+        num_warmup = statistics.median(work.num_steps - work.num_steps_measured for work in works)
+        num_steps = max(1.0, samples / max(1, batch_samples) - num_warmup)
+        num_samples = max(1.0, samples - num_warmup * batch_samples)
         return (
             # Rounding may give a run more steps than the estimate of the whole has.
             [min(1.0, work.num_steps_measured / num_steps) for work in works],
@@ -352,23 +357,31 @@ class _Model:
     # Resources
 
     def utilisation(self, what: str, mean_name: str, values_name: str) -> list[ForecastFigure]:
-        """Return mean and p99 of the use of CPUs or GPUs."""
+        """Return mean and 99th percentile (p99) of the use of CPUs or GPUs. Empty if a run lacks the mean.
+
+        Args:
+            what: ``CPU`` or ``GPU``.
+            mean_name: Field of `Resources` with the mean of a run.
+            values_name: Field of `Resources` with the values of a run's seconds.
+        """
         means = [getattr(point.resources, mean_name) for point in self._points]
         if any(mean is None for mean in means):
             return []
         growing_s = [max(1e-3, point.growing_s) for point in self._points]
+        # A mean use is CPU seconds / seconds. Forecast the CPU seconds, which grow with the seconds.
         used_s = [mean / 100 * seconds for mean, seconds in zip(means, growing_s, strict=True)]
         whole_s = np.maximum(self._growing_s, 1e-3)
-        total = fit_ratio(growing_s, used_s, whole_s, self._random, noise=_CPU)
-        total = total * np.exp(_CPU_DRIFT * self._random.standard_normal(len(total)))
-        figures = [self.figure(f"{what} mean", "%", 100 * total / whole_s, points=means)]
+        whole_used_s = fit_ratio(growing_s, used_s, whole_s, self._random, noise=_CPU)
+        whole_used_s = whole_used_s * np.exp(_CPU_DRIFT * self._random.standard_normal(len(whole_used_s)))
+        figures = [self.figure(f"{what} mean", "%", 100 * whole_used_s / whole_s, points=means)]
         values = [getattr(point.resources, values_name) for point in self._points]
-        if all(len(each) >= 1 for each in values) and sum(len(each) for each in values) >= 20:
+        # Fewer than 20 values do not show a 99th percentile.
+        if all(values) and sum(len(each) for each in values) >= 20:
             figures.append(self.figure(f"{what} p99", "%", self._percentile(values)))
         return figures
 
     def _percentile(self, values: Sequence[Sequence[float]]) -> Array:
-        """Return draws of the 99th percentile over all runs, which are drawn with replacement."""
+        """Return draws of the 99th percentile of all runs together. For each draw, runs are drawn with replacement."""
         arrays = [np.asarray(each) for each in values]
         draws = [
             np.quantile(np.concatenate([arrays[i] for i in self._random.integers(len(arrays), size=len(arrays))]), 0.99)
@@ -381,12 +394,11 @@ class _Model:
         """Return mean, p99 and peak of the memory of a host, and of its GPUs."""
         figures = []
         for what, prefix, base_name in (("memory", "memory", "memory_base_bytes"), ("GPU memory", "gpu_memory", "")):
-            values = {name: _known(self._points, f"{prefix}_{name}_bytes") for name in ("mean", "p99", "peak")}
+            mean, p99, peak = (_known(self._points, f"{prefix}_{name}_bytes") for name in ("mean", "p99", "peak"))
+            # What was on a GPU before the part that grows is not measured.
             bases = _known(self._points, base_name) if base_name else [0.0] * len(self._points)
-            mean, p99, peak = values["mean"], values["p99"], values["peak"]
             if mean is None or p99 is None or peak is None or bases is None:
                 continue
-            # Allow a constant as the other form. Without it, 6 % of the jobs with constant memory were refused.
             line = self._peak(f"{what} peak", peak)
             draws, fixed = line.single, float(np.median(line.fixed))
             if what == "memory":
@@ -403,11 +415,18 @@ class _Model:
     def _filled(
         self, peak_draws: Array, base: float, values: Sequence[float], peaks: Sequence[float], bases: Sequence[float]
     ) -> Array:
-        """Return draws of a mean or percentile, from the share of the way to the peak that it has.
+        """Return draws of the mean or the 99th percentile of the memory in the whole.
 
-        In a short run, memory is often still growing to its peak. In a long run, it is mostly at its peak. So (1 -
-        share) x time, the seconds that a run lacks, has a fixed part. If its other part grows with the data, the memory
-        of the job really grows.
+        Such a value is between the memory before the part that grows and the peak. Its share of this range differs: in
+        a short run, memory is often still growing to its peak, and in a long run, it is mostly at its peak. Therefore
+        (1 - share) x time, the seconds that a run lacks at its peak, is forecast, as a line with a fixed part.
+
+        Args:
+            peak_draws: Draws of the peak in the whole.
+            base: Memory before the part that grows in the whole.
+            values: The mean or percentile in each run.
+            peaks: Peak in each run.
+            bases: Memory before the part that grows in each run.
         """
         shares = [
             (value - low) / (high - low) if high > low else 1.0
@@ -420,15 +439,9 @@ class _Model:
         return np.asarray(base + (peak_draws - base) * share)
 
     def _peak(self, figure: str, values: Sequence[float]) -> Line:
-        """Return the line through the peaks."""
-        line = fit_line(
-            self.fractions,
-            values,
-            self._random,
-            noise=_MEMORY,
-            curvature=self._options.curvature,
-            form=Form.MAYBE_CONSTANT,
-        )
+        """Return the line through the peaks of a figure, and refuse the figure if they are on no line."""
+        # Allow a constant as the other form. Without it, 6 % of the jobs with constant memory were refused.
+        line = self._line(values, _MEMORY, self._options.curvature, Form.MAYBE_CONSTANT)
         self.refusals += check_line(figure, line, self._points, must_grow=False)
         return line
 
@@ -439,11 +452,8 @@ class _Model:
         return float(np.mean(self._memory_peak > limit_bytes))
 
 
-def _work_of(point: CanaryPoint, name: str) -> LoaderWork:
-    return next(loader for loader in point.loaders if loader.name == name)
-
-
 def _is_measured(work: LoaderWork) -> bool:
+    """Return whether a loader has enough steps in each pass, and after the warm-up, for a separate part of the time."""
     is_long = work.num_steps >= _MIN_STEPS * max(1, work.num_passes)
     return is_long and work.num_steps_measured >= _MIN_STEPS
 

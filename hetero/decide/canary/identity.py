@@ -66,14 +66,19 @@ def _modules(script: Path) -> set[Path]:
 
 
 def _files_of(path: Path) -> Iterator[Path]:
-    """Yield the file of a module, or the first file of a package."""
+    """Yield the file of a module if ``path.py`` exists, and the first file of a package if ``path`` is one."""
     for each in (path.with_name(f"{path.name}.py"), path / "__init__.py"):
         if each.is_file():
             yield each
 
 
 def _imported(source: Path, root: Path) -> Iterator[str]:
-    """Yield the full names that a file may import, and the names of the packages around them."""
+    """Yield the full names that a file may import, each after the names of its packages: ``a`` before ``a.b``.
+
+    Args:
+        source: The file.
+        root: Folder of the script, which relative imports are relative to.
+    """
     try:
         tree = ast.parse(source.read_bytes())
     # Skip a module that cannot be read, because the run itself reports it.
@@ -85,21 +90,24 @@ def _imported(source: Path, root: Path) -> Iterator[str]:
         if isinstance(node, ast.Import):
             names = [each.name for each in node.names]
         elif isinstance(node, ast.ImportFrom):
+            # The level is the number of dots: one dot is the file's own package, and each more is the package around.
             above = package[: len(package) - node.level + 1] if node.level else ()
-            base = ".".join((*above, *((node.module,) if node.module else ())))
+            base = ".".join((*above, *filter(None, [node.module])))
+            # An imported name may be a module of the package, or a value in it.
             names = [base, *(f"{base}.{each.name}" if base else each.name for each in node.names)]
         for name in names:
+            # Skip the star of `from a import *`.
             parts = [part for part in name.split(".") if part.isidentifier()]
             yield from (".".join(parts[: count + 1]) for count in range(len(parts)))
 
 
 def _constant_files(request: CanaryRequest) -> dict[str, list[int]]:
-    """Return number and bytes of the files of each channel that every run gets."""
+    """Return number and bytes of the files that every run gets, by channel."""
     found = {}
     for name, path in sorted(request.channels.items()):
         is_whole = name in request.whole_channels
-        if not is_whole and not request.keep:
-            continue
-        sizes = [file.num_bytes for file in files_of(path) if is_whole or matches(file.name, request.keep)]
-        found[name] = [len(sizes), sum(sizes)]
+        # Without patterns, every run gets no file of a divided channel, so do not read the names of all files.
+        if is_whole or request.keep:
+            sizes = [file.num_bytes for file in files_of(path) if is_whole or matches(file.name, request.keep)]
+            found[name] = [len(sizes), sum(sizes)]
     return found

@@ -5,8 +5,8 @@ A figure of run i with the fraction x_i of the data is modelled as
     y_i = (a + b x_i^p) (1 + e_i),     e_i ~ N(0, phi (1 + (t / y_i)^2))
 
 * a is the fixed part, b the growing part of the whole, and neither is negative.
-* p is 1 in the best case. What canaries of a few percent cannot see (caches that no longer hold the data, sorting,
-  longer searches) changes it a little. The prior of p is N(1, curvature^2). The canaries correct it.
+* p is 1 if the figure grows in proportion to the data. Sorting, longer searches, and caches that no longer hold the
+  data change p a little, which canaries of a few percent hardly show. The prior of p is N(1, curvature^2).
 * The noise has a part that is proportional to the value, and an absolute part t. Its scale phi has an inverse gamma
   prior. Otherwise three replicates that agree by chance would give an interval of zero.
 
@@ -34,6 +34,7 @@ __all__ = [
     "Form",
     "Line",
     "Noise",
+    "Posterior",
     "constant_draws",
     "fit_line",
     "fit_ratio",
@@ -142,14 +143,16 @@ def fit_line(
         form: Which parts the line has.
     """
     xs, ys = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
-    # The growing column is 1 at the centre. Both columns then have the same size.
+    # The growing column is 1 at the centre of the fractions, so both columns have about the same size.
     centre = float(np.exp(np.mean(np.log(xs))))
+    # Value at which both kinds of noise are equal: t in the model above.
     unit = noise.absolute / noise.relative
     columns = Columns.GROWING if form is Form.THROUGH_ORIGIN else Columns.BOTH
     variances = ys**2 + unit**2
     # The weights come from the fitted values, because an outlier must not choose its own weight.
     for _ in range(5):
         fitted = _Normal(xs, ys, variances, centre, 1.0, noise, columns).fitted
+        # No variance may be 0, also if all figures and the absolute noise are.
         variances = np.maximum(fitted, 0.0) ** 2 + max(unit, 1e-9 * float(np.max(ys, initial=1e-12))) ** 2
         variances = variances * _doubts(ys - fitted, variances, noise)
 
@@ -160,11 +163,12 @@ def fit_line(
         """Return draws of the fitted parts: one array per part, with `NUM_DRAWS` values."""
         # Draw the parts for each exponent of the grid, as often as the runs make it likely.
         exponents = 1.0 + curvature * _GRID if curvature > 0 else np.ones(1)
-        prior = -(_GRID**2) / 2 if curvature > 0 else np.zeros(1)
+        log_prior = -(_GRID**2) / 2 if curvature > 0 else np.zeros(1)
         models = [model_of(float(exponent), columns) for exponent in exponents]
-        shares = _softmax(np.asarray([model.log_evidence for model in models]) + prior)
+        shares = _softmax(np.asarray([model.log_evidence for model in models]) + log_prior)
         counts = random.multinomial(NUM_DRAWS, shares)
         drawn = [model.draw(int(num), random) for model, num in zip(models, counts, strict=True) if num]
+        # Mix the draws of all exponents, because two figures are compared draw by draw.
         order = random.permutation(NUM_DRAWS)
         return tuple(np.concatenate(column)[order] for column in zip(*drawn, strict=True))
 
@@ -196,7 +200,7 @@ def fit_line(
 
 
 def fit_ratio(x: Sequence[float], y: Sequence[float], at: Array, random: np.random.Generator, *, noise: Noise) -> Array:
-    """Return draws of y at given x, for a figure that grows with another one: CPU seconds with seconds.
+    """Return draws of a figure of the whole that grows with another figure, such as CPU seconds with seconds.
 
     Args:
         x: The other figure of each run, above 0.
@@ -205,12 +209,11 @@ def fit_ratio(x: Sequence[float], y: Sequence[float], at: Array, random: np.rand
         random: Generator of the draws.
         noise: Prior of the noise.
     """
-    xs = np.asarray(x, dtype=float)
-    scale = float(np.median(at))
-    shares = [float(value) for value in xs / scale]
+    # A line needs shares of a whole, which is here the median of the other figure.
+    median = float(np.median(at))
+    shares = [value / median for value in x]
     line = fit_line(shares, y, random, noise=noise, curvature=0.0, form=Form.MAYBE_ORIGIN)
-    fixed = line.fixed
-    return np.asarray(fixed + (line.single - fixed) * at / scale)
+    return np.asarray(line.fixed + (line.single - line.fixed) * at / median)
 
 
 def constant_draws(values: Sequence[float], random: np.random.Generator, *, noise: Noise) -> Array:
@@ -247,76 +250,106 @@ def interval(draws: Array, coverage: float = 0.9) -> tuple[float, float, float]:
     return float(middle), float(low), float(high)
 
 
-class _Normal:
+class Posterior:
+    """The posterior of the coefficients of a linear model and of the scale phi of its noise: normal, inverse gamma.
+
+    Args:
+        design: A row for each run, a column for each coefficient.
+        y: Figure of each run.
+        variances: Variance of the noise of each run, relative to phi.
+        noise: Prior of the noise.
+    """
+
+    def __init__(self, design: Array, y: Array, variances: Array, noise: Noise) -> None:
+        num_runs, num_columns = design.shape
+        self.variances = variances
+        roots = 1 / np.sqrt(variances)
+        weighted, target = design * roots[:, None], y * roots
+        precision = weighted.T @ weighted
+        # Add a little to the diagonal, because with equal fractions the matrix would be singular.
+        precision += np.eye(num_columns) * 1e-12 * float(np.trace(precision))
+        self.covariance = np.linalg.inv(precision)
+        self.best = self.covariance @ weighted.T @ target
+        self.fitted = design @ self.best
+        residuals = target - weighted @ self.best
+        self.squares = float(residuals @ residuals)
+        """Weighted sum of the squares of the residuals."""
+        prior = noise.degrees * noise.relative**2
+        self.shape = (noise.degrees + max(0, num_runs - num_columns)) / 2
+        self.rate = (prior + self.squares) / 2
+        _, log_det = np.linalg.slogdet(precision)
+        self.log_evidence = -0.5 * float(log_det) - self.shape * math.log(self.rate)
+        self.log_likelihood = -(noise.degrees + num_runs) / 2 * math.log(prior + self.squares)
+
+    def draw_phis(self, num: int, random: np.random.Generator) -> Array:
+        """Return draws of phi."""
+        return np.asarray(self.rate / random.gamma(self.shape, size=num))
+
+    def draw_positive(self, num: int, random: np.random.Generator) -> tuple[Array, Array]:
+        """Draw coefficients and phi, and return the draws without a negative coefficient, perhaps zero draws."""
+        phis = self.draw_phis(num, random)
+        normal = random.standard_normal((num, len(self.best))) @ np.linalg.cholesky(self.covariance).T
+        betas = self.best + np.sqrt(phis)[:, None] * normal
+        is_positive = (betas >= 0).all(axis=1)
+        return betas[is_positive], phis[is_positive]
+
+
+class _Normal(Posterior):
     """The posterior of (a, b, phi) for one exponent. The growing column is 1 at the centre of the fractions."""
 
     def __init__(
         self, x: Array, y: Array, variances: Array, centre: float, exponent: float, noise: Noise, columns: Columns
     ) -> None:
-        self.variances = variances
-        self._without = functools.partial(_Normal, x, y, variances, centre, exponent, noise)
-        self._at_whole = centre**-exponent
+        self._with_columns = functools.partial(_Normal, x, y, variances, centre, exponent, noise)
         self._columns = columns
-        ones, growing = np.ones(len(x)), (x / centre) ** exponent
-        design = np.stack(
-            {Columns.FIXED: [ones], Columns.GROWING: [growing], Columns.BOTH: [ones, growing]}[columns], axis=1
-        )
-        roots = 1 / np.sqrt(variances)
-        weighted, target = design * roots[:, None], y * roots
-        precision = weighted.T @ weighted
-        # With equal fractions the matrix would be singular.
-        precision += np.eye(design.shape[1]) * 1e-12 * float(np.trace(precision))
-        self._covariance = np.linalg.inv(precision)
-        self.best = self._covariance @ weighted.T @ target
-        residuals = target - weighted @ self.best
-        self.rest = float(residuals @ residuals)
-        self.degrees = max(0, len(x) - design.shape[1])
-        self.fitted = design @ self.best
-        prior = noise.degrees * noise.relative**2
-        self._shape = (noise.degrees + self.degrees) / 2
-        self._rate = (prior + self.rest) / 2
-        self.scale = self._rate / self._shape
-        _, log_det = np.linalg.slogdet(precision)
-        self.log_evidence = -0.5 * float(log_det) - self._shape * math.log(self._rate)
-        self.log_likelihood = -(noise.degrees + len(x)) / 2 * math.log(prior + self.rest)
+        self._growing_at_whole = centre**-exponent
+        fixed, growing = np.ones(len(x)), (x / centre) ** exponent
+        parts = {Columns.FIXED: [fixed], Columns.GROWING: [growing], Columns.BOTH: [fixed, growing]}[columns]
+        super().__init__(np.stack(parts, axis=1), y, variances, noise)
 
     def growth(self) -> float:
         """Return the growing part divided by its standard error."""
-        error = math.sqrt(self.scale * float(self._covariance[-1, -1]))
+        error = math.sqrt(self.rate / self.shape * float(self.covariance[-1, -1]))
         return float(self.best[-1]) / max(error, 1e-300)
 
     def draw(self, num: int, random: np.random.Generator) -> tuple[Array, Array, Array]:
-        """Return draws of a, b at the whole, and phi. Draws with a negative part are drawn again."""
-        factor = np.linalg.cholesky(self._covariance)
+        """Return draws of a, of b at the whole, and of phi. No part is negative."""
         found: list[tuple[Array, Array]] = []
-        left = num
+        num_left = num
         for _ in range(_MAX_TRIES):
             # Draw more than are needed, because draws with a negative part are rejected.
-            phis = self._rate / random.gamma(self._shape, size=4 * left)
-            normal = random.standard_normal((4 * left, len(self.best)))
-            betas = self.best + np.sqrt(phis)[:, None] * (normal @ factor.T)
-            is_good = (betas >= 0).all(axis=1)
-            found.append((betas[is_good][:left], phis[is_good][:left]))
-            left -= len(found[-1][0])
-            if left <= 0:
+            betas, phis = self.draw_positive(4 * num_left, random)
+            found.append((betas[:num_left], phis[:num_left]))
+            num_left -= len(found[-1][0])
+            if num_left <= 0:
                 break
-        if left > 0 and self._columns is not Columns.BOTH:
-            phis = self._rate / random.gamma(self._shape, size=left)
-            found.append((np.maximum(0.0, np.tile(self.best, (left, 1))), phis))
+        has_both = self._columns is Columns.BOTH
+        # If nearly all draws of a single part are negative, the part is near zero. Take the best value instead.
+        if num_left > 0 and not has_both:
+            best = np.maximum(0.0, np.tile(self.best, (num_left, 1)))
+            found.append((best, self.draw_phis(num_left, random)))
         betas, phis = (np.concatenate(column) for column in zip(*found, strict=True))
-        nothing = np.zeros(len(betas))
-        fixed = nothing if self._columns is Columns.GROWING else betas[:, 0]
-        growing = nothing if self._columns is Columns.FIXED else betas[:, -1] * self._at_whole
-        # Nearly all draws have a negative part, so this part is zero.
-        if left > 0 and self._columns is Columns.BOTH:
-            other = self._without(Columns.GROWING if self.best[0] <= self.best[1] else Columns.FIXED)
-            rest = other.draw(left, random)
+        zeros = np.zeros(len(betas))
+        fixed = zeros if self._columns is Columns.GROWING else betas[:, 0]
+        growing = zeros if self._columns is Columns.FIXED else betas[:, -1] * self._growing_at_whole
+        # If nearly all draws of both parts have a negative one, the smaller part is zero. Draw the other part alone.
+        if num_left > 0 and has_both:
+            other = self._with_columns(Columns.GROWING if self.best[0] <= self.best[1] else Columns.FIXED)
+            rest = other.draw(num_left, random)
             fixed, growing, phis = (np.concatenate(pair) for pair in zip((fixed, growing, phis), rest, strict=True))
         return fixed, growing, phis
 
 
 def _doubts(residuals: Array, variances: Array, noise: Noise) -> Array:
-    """Return factors of the variances, 1 or more: a run far from the line counts less, as with Student's t noise."""
+    """Return a factor of each run's variance, 1 or more.
+
+    A run far from the line counts less, as if the noise had Student's t distribution.
+
+    Args:
+        residuals: Distance of each run from the line.
+        variances: Variance of each run.
+        noise: Prior of the noise.
+    """
     scores = np.abs(residuals) / np.sqrt(variances)
     # Bound the median from below, because the median of few residuals is often too small. Usual runs would then count
     # as outliers.
@@ -331,7 +364,14 @@ def _softmax(values: Array) -> Array:
 
 
 def _exponent(x: Sequence[float], model_of: Callable[[float, Columns], _Normal], columns: Columns) -> Exponent | None:
-    """Return the exponent that the runs alone suggest. None if a constant forecasts them better."""
+    """Return the exponent that the runs alone suggest. None if a constant forecasts them better, or fractions are few.
+
+    Args:
+        x: Fraction of each run.
+        model_of: Returns the posterior for an exponent and columns.
+        columns: Which parts the line has.
+    """
+    # An exponent needs one fraction more than the line has parts.
     if num_distinct(x) < (2 if columns is Columns.GROWING else 3):
         return None
     models = [model_of(float(exponent), columns) for exponent in _EXPONENTS]
@@ -351,13 +391,16 @@ def _exponent(x: Sequence[float], model_of: Callable[[float, Columns], _Normal],
     if not is_possible.any():
         return None
     shares = _softmax(evidence)
-    total = np.cumsum(shares)
-    low, high = (_EXPONENTS[min(len(total) - 1, int(np.searchsorted(total, tail)))] for tail in (0.01, 0.99))
+    cumulative = np.cumsum(shares)
+    # The sum of all shares may be a rounding error below 0.99 or 1, so keep the index within the grid.
+    last = len(cumulative) - 1
+    low, high = (_EXPONENTS[min(last, int(np.searchsorted(cumulative, quantile)))] for quantile in (0.01, 0.99))
     return Exponent(best=float(_EXPONENTS[int(np.argmax(shares))]), low=float(low), high=float(high))
 
 
 def _lack_of_fit(x: Array, y: Array, variances: Array, line: _Normal) -> float | None:
     """Return the p-value of the classical test: residuals of the line against the pure error of the replicates."""
+    # Replicates: runs whose fractions differ by about a percent at most.
     groups: dict[float, list[int]] = defaultdict(list)
     for index, value in enumerate(x):
         groups[round(math.log(value), 2)].append(index)
@@ -365,12 +408,12 @@ def _lack_of_fit(x: Array, y: Array, variances: Array, line: _Normal) -> float |
     degrees_fit, degrees_error = len(groups) - num_parameters, len(x) - len(groups)
     if degrees_fit < 1 or degrees_error < 2:
         return None
-    pure = 0.0
+    pure_squares = 0.0
     for members in groups.values():
-        # Replicates have nearly equal fractions. Compare them after removing what the line explains.
+        # The fractions of replicates are only nearly equal, so compare their distances from the line.
         residuals = (y[members] - line.fitted[members]) / np.sqrt(variances[members])
-        pure += float(np.sum((residuals - np.mean(residuals)) ** 2))
-    if pure <= 0:
+        pure_squares += float(np.sum((residuals - np.mean(residuals)) ** 2))
+    if pure_squares <= 0:
         return None
-    ratio = max(0.0, line.rest - pure) / degrees_fit / (pure / degrees_error)
+    ratio = max(0.0, line.squares - pure_squares) / degrees_fit / (pure_squares / degrees_error)
     return f_tail(ratio, degrees_fit, degrees_error)

@@ -58,13 +58,16 @@ def point_of(result: RunResult, *, fraction: float, observed: Sequence[Observed]
 
     Args:
         result: The run's result.
-        fraction: Share of the data that it had.
-        observed: What its ranks observed. Without it, start-up and imports count as parts that may grow.
+        fraction: Share of the data that the run had.
+        observed: What the run's ranks observed of the script. If it is empty, all of the run's time counts as a part
+            that may grow, also start-up and imports.
     """
+    # The ranks wait for each other, so the one with the longest work decides.
     longest = max(observed, key=lambda each: each.work_s, default=None)
     if longest is None:
         parts = [Part(name="run", seconds=result.wall_s, grows=True)]
     else:
+        # The clocks of the rank and of the study differ a little, so keep the part within the whole.
         work_s = min(longest.work_s, result.wall_s)
         parts = [
             Part(name="start-up and end", seconds=max(0.0, result.wall_s - work_s - longest.import_s), grows=False),
@@ -102,18 +105,24 @@ def _loaders(ranks: Sequence[RankFacts]) -> tuple[LoaderWork, ...]:
 
 
 def _resources(report: Report, observed: Observed | None) -> Resources:
-    """Return the resources of the trainer host that used the most memory, and the CPU use of a mean trainer host."""
-    found = [_of_host(usage, observed) for usage in report.run.trainer_usages]
-    if not found:
+    """Return the resources of the trainer host with the highest memory peak, with the mean CPU use of all of them."""
+    hosts = [_of_host(usage, observed) for usage in report.run.trainer_usages]
+    if not hosts:
         return Resources()
-    most = max(found, key=lambda each: each.memory_peak_bytes or 0.0)
-    means = [each.cpu_percent_mean for each in found if each.cpu_percent_mean is not None]
-    return replace(most, cpu_percent_mean=sum(means) / len(means)) if means else most
+    largest = max(hosts, key=lambda host: host.memory_peak_bytes or 0.0)
+    cpu_percents = [host.cpu_percent_mean for host in hosts if host.cpu_percent_mean is not None]
+    return replace(largest, cpu_percent_mean=sum(cpu_percents) / len(cpu_percents)) if cpu_percents else largest
 
 
 def _of_host(usage: HostUsage, observed: Observed | None) -> Resources:
-    """Return what one host used while the script did the work that grows with the data."""
+    """Return what one host used while the script did the work that grows with the data.
+
+    Args:
+        usage: What was measured on the host.
+        observed: When the script began and ended. None if unknown, which takes the whole run.
+    """
     series = usage.series
+    # A report of a short run has only the means of its readings.
     if not series.begin_s:
         return Resources(
             cpu_percent_mean=usage.cpu_percent_mean,
@@ -121,7 +130,7 @@ def _of_host(usage: HostUsage, observed: Observed | None) -> Resources:
             memory_peak_bytes=usage.memory_peak_bytes,
             memory_p99_bytes=usage.memory_p99_bytes,
         )
-    # The script's own work begins after the imports at its beginning.
+    # The script's work begins after its imports. Times of the series count from the start of the measurement.
     begin_s, end_s = 0.0, series.end_s[-1]
     if observed is not None and usage.began_monotonic_s is not None:
         begin_s = observed.began_monotonic_s + observed.import_s - usage.began_monotonic_s
@@ -129,19 +138,16 @@ def _of_host(usage: HostUsage, observed: Observed | None) -> Resources:
     # Take the part of the run that grows, and the memory just before it.
     chosen = _within(series, begin_s, end_s)
     before = [i for i in range(len(series.begin_s)) if series.end_s[i] <= series.begin_s[chosen[0]]]
-    durations = [series.end_s[i] - series.begin_s[i] for i in chosen]
-    seconds = _seconds(chosen, durations)
-    total_s = sum(durations)
+    intervals = [(i, series.end_s[i] - series.begin_s[i]) for i in chosen]
+    seconds = _seconds(intervals)
     has_gpu = bool(series.gpu_memory_bytes)
 
-    def mean(values: Sequence[float]) -> float:
-        return sum(values[i] * seconds for i, seconds in zip(chosen, durations, strict=True)) / total_s
+    def mean(values: Sequence[float], part: Sequence[tuple[int, float]] = tuple(intervals)) -> float:
+        """Return the mean of some intervals, weighted by their durations."""
+        return sum(values[i] * duration for i, duration in part) / sum(duration for _, duration in part)
 
     def means(values: Sequence[float]) -> tuple[float, ...]:
-        return tuple(
-            sum(values[i] * duration for i, duration in part) / sum(duration for _, duration in part)
-            for part in seconds
-        )
+        return tuple(mean(values, part) for part in seconds)
 
     # Percentiles are taken over seconds and not over readings, because a long run is read less often than a short one.
     peaks = sorted(float(series.memory_peak_bytes[i]) for i in chosen)
@@ -163,17 +169,19 @@ def _of_host(usage: HostUsage, observed: Observed | None) -> Resources:
     )
 
 
-def _seconds(chosen: Sequence[int], durations: Sequence[float]) -> list[list[tuple[int, float]]]:
-    """Return the intervals with their durations, in parts of at least a second, except for a run that is shorter.
+def _seconds(intervals: Sequence[tuple[int, float]]) -> list[list[tuple[int, float]]]:
+    """Return successive intervals, each with its index and duration, in parts of at least a second.
 
-    Percentiles are taken over these parts, because the reading intervals of short and long runs differ.
+    Percentiles are taken over these parts, because the reading intervals of short and long runs differ. A run of less
+    than a second is one part.
     """
     parts: list[list[tuple[int, float]]] = [[]]
-    for i, duration in zip(chosen, durations, strict=True):
+    for i, duration in intervals:
         # Ten readings of 0.1 s add up to a little less than a second.
         if sum(each for _, each in parts[-1]) >= 0.999:
             parts.append([])
         parts[-1].append((i, duration))
+    # A last part of less than half a second would count like a whole second, so add it to the part before.
     if len(parts) > 1 and sum(each for _, each in parts[-1]) < 0.5:
         last = parts.pop()
         parts[-1] += last
@@ -181,11 +189,12 @@ def _seconds(chosen: Sequence[int], durations: Sequence[float]) -> list[list[tup
 
 
 def _within(series: UsageSeries, begin_s: float, end_s: float) -> list[int]:
-    """Return the intervals in a part of the run, or the nearest one if the part is shorter than an interval."""
+    """Return the indices of the intervals in a part of the run. If the part is too short for one, take the nearest."""
     middles = [(a + b) / 2 for a, b in zip(series.begin_s, series.end_s, strict=True)]
     chosen = [i for i, middle in enumerate(middles) if begin_s <= middle <= end_s]
     return chosen or [min(range(len(middles)), key=lambda i: abs(middles[i] - end_s))]
 
 
 def _p99(ordered: Sequence[float]) -> float:
+    """Return the 99th percentile of values in ascending order."""
     return ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]

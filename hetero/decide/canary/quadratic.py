@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hetero.decide.canary.line import Noise, interval
+from hetero.decide.canary.line import Noise, Posterior, interval
 
 __all__ = ["quadratic_bound", "quadratic_notes"]
 
@@ -37,22 +37,10 @@ def quadratic_bound(
     """
     xs, ys = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
     centre = float(np.exp(np.mean(np.log(xs))))
-    roots = 1 / np.sqrt(ys**2 + (noise.absolute / noise.relative) ** 2)
-    columns = np.stack([np.ones(len(xs)), xs / centre, (xs / centre) ** 2], axis=1)
-    design, target = columns * roots[:, None], ys * roots
-    precision = design.T @ design
-    # Add a little to the diagonal, because with equal fractions the matrix would be singular.
-    precision += np.eye(3) * 1e-12 * float(np.trace(precision))
-    covariance = np.linalg.inv(precision)
-    best = covariance @ design.T @ target
-    rest = target - design @ best
-    shape = (noise.degrees + max(0, len(xs) - 3)) / 2
-    rate = (noise.degrees * noise.relative**2 + float(rest @ rest)) / 2
-    phis = rate / random.gamma(shape, size=_NUM_DRAWS)
-    normal = random.standard_normal((_NUM_DRAWS, 3)) @ np.linalg.cholesky(covariance).T
-    parts = best + np.sqrt(phis)[:, None] * normal
+    design = np.stack([np.ones(len(xs)), xs / centre, (xs / centre) ** 2], axis=1)
+    posterior = Posterior(design, ys, ys**2 + (noise.absolute / noise.relative) ** 2, noise)
     # No part of a time is negative. This condition bounds the square.
-    parts = parts[(parts >= 0).all(axis=1)]
+    parts, _ = posterior.draw_positive(_NUM_DRAWS, random)
     if len(parts) < _MIN_ACCEPTED:
         return None
     _, _, high = interval(parts @ np.asarray([1.0, 1 / centre, 1 / centre**2]))

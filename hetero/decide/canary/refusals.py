@@ -15,7 +15,6 @@ from hetero.decide.canary.points import CanaryPoint, LoaderWork, mean_excess
 from hetero.metrics.excess import MAX_EXCESS, RUN_AGAIN, excess_text
 
 __all__ = [
-    "MAX_HALF_WIDTH",
     "MIN_GROWTH",
     "check_busy",
     "check_cache",
@@ -27,11 +26,9 @@ __all__ = [
     "ran_out_of_memory",
 ]
 
-MAX_HALF_WIDTH = 0.35
-"""Widest interval that is still an answer, as half of its width over the value."""
 MIN_GROWTH = 3.0
 """Growth / its standard error, below which a figure does not grow measurably. One of a hundred constant figures has
-more. With 5, a certain growth of 4.9 was refused as not measurable. `MAX_HALF_WIDTH` rejects what is too uncertain."""
+more. With 5, a certain growth of 4.9 was refused as not measurable. `check_figure` rejects what is too uncertain."""
 MAX_P_VALUE = 0.003
 _BENT = 0.12
 """Distance of the exponent's whole 98 % interval from 1 that bends the forecast more than its interval allows for."""
@@ -63,15 +60,16 @@ def check_script(points: Sequence[CanaryPoint]) -> list[Refusal]:
 
     Three things are refused: runs failed, runs used different loaders, or a loader breaks one of `_LOADER_RULES`.
     """
-    found = [("failed", _failed(points))]
+    reasons = [("failed", _failed(points))]
     names = [sorted(loader.name for loader in point.loaders) for point in points]
     if any(each != names[0] for each in names):
         reason = "some canary runs used loaders that others did not use, so the whole may use others too"
-        found.append(("loaders", reason))
+        reasons.append(("loaders", reason))
     for name in dict.fromkeys(loader.name for point in points for loader in point.loaders):
         fractions, works = _works(points, name)
-        found += [(rule, reason_of(name, fractions, works)) for rule, reason_of in _LOADER_RULES]
-    return [Refusal(rule=rule, figure="", reason=reason) for rule, reason in found if reason]
+        reasons += [(rule, reason_of(name, fractions, works)) for rule, reason_of in _LOADER_RULES]
+    # A rule that does not refuse returns an empty reason.
+    return [Refusal(rule=rule, figure="", reason=reason) for rule, reason in reasons if reason]
 
 
 def check_line(
@@ -118,11 +116,11 @@ def check_line(
 
 def check_figure(figure: ForecastFigure) -> list[Refusal]:
     """Return a refusal if the interval of a figure is wider than an answer may be."""
-    if figure.half_width <= MAX_HALF_WIDTH:
+    if figure.half_width <= MAX_EXCESS:
         return []
     reason = (
         f"the runs vary too much to forecast the {figure.name}: the 90 % interval is {figure.half_width:.0%} of the "
-        f"value to each side, more than {MAX_HALF_WIDTH:.0%}"
+        f"value to each side, more than {MAX_EXCESS:.0%}"
     )
     return [Refusal(rule="noise", figure=figure.name, reason=reason)]
 
@@ -141,10 +139,12 @@ def check_cache(
 ) -> list[Refusal]:
     """Return a refusal if later passes of the canaries read from memory what the whole job must read from storage."""
     passes = max((loader.num_passes for point in points for loader in point.loaders), default=0)
+    # In a single pass, canaries and the whole job read all data from storage. Data that fits into memory is read from
+    # memory by both in later passes.
     if data_bytes is None or memory_bytes is None or passes < 2 or data_bytes < memory_bytes:
         return []
-    largest = max(point.fraction for point in points) * data_bytes
-    if largest > memory_bytes:
+    largest_canary_bytes = max(point.fraction for point in points) * data_bytes
+    if largest_canary_bytes > memory_bytes:
         return []
     reason = (
         f"the script passes over the data {passes} times. The whole data ({data_bytes / 1e9:.1f} GB) does not fit into "
@@ -173,6 +173,7 @@ def check_cpu_cache(
     # must be certain.
     if cache_bytes is None or least_held_bytes <= _CACHE_RATIO * _FAST_TO * cache_bytes:
         return []
+    # A run without a measured use counts as busy.
     cpu_percents = [point.resources.cpu_percent_mean for point in points]
     if statistics.median(100.0 if value is None else value for value in cpu_percents) < _MOSTLY_WAITING_PERCENT:
         return []
@@ -203,15 +204,16 @@ def ran_out_of_memory(point: CanaryPoint, limit_bytes: float | None = None) -> b
         limit_bytes: Memory of the candidate's host. None if it is unknown.
     """
     cause = point.failure.lower()
-    # A kill -9 is no lack of memory by itself. An operator's kill -9 of a run with 0.8 GiB, on a host of 384 GiB, once
-    # gave a probability of 100 %.
+    # The launcher's message about a SIGKILL says that the run may have been out of memory. Only other messages are
+    # certain. An operator's kill -9 of a run with 0.8 GiB, on a host of 384 GiB, once gave a probability of 100 %.
     if "killed by sigkill" not in cause or "out of memory" not in cause:
         return any(words in cause for words in _OUT_OF_MEMORY)
     if limit_bytes is None:
         return False
+    # The peak is in the message, and in the report if the run wrote one.
     stated = _STATED_PEAK.search(point.failure)
-    peaks = (0.0 if stated is None else float(stated[1]) * 2**30, point.resources.memory_peak_bytes or 0.0)
-    return max(peaks) >= _NEAR_LIMIT * limit_bytes
+    peaks_bytes = (0.0 if stated is None else float(stated[1]) * 2**30, point.resources.memory_peak_bytes or 0.0)
+    return max(peaks_bytes) >= _NEAR_LIMIT * limit_bytes
 
 
 def percent(fraction: float) -> str:
@@ -222,12 +224,16 @@ def percent(fraction: float) -> str:
 def is_fixed_loader(works: Sequence[LoaderWork], fractions: Sequence[float]) -> bool:
     """Return whether a loader delivers the same samples whatever the fraction, as a validation set that stays whole."""
     samples = [work.num_samples for work in works]
-    grows = max(fractions) > 1.2 * min(fractions)
-    return grows and max(samples) - min(samples) <= _EQUAL * max(samples)
+    # With nearly equal fractions, every loader delivers the same samples.
+    are_fractions_different = max(fractions) > 1.2 * min(fractions)
+    return are_fractions_different and max(samples) - min(samples) <= _EQUAL * max(samples)
 
 
 def _bends_much(line: Line, points: Sequence[CanaryPoint]) -> bool:
-    """Return whether the bend is large compared with the noise that the forecast allows for."""
+    """Return whether the runs alone exclude a straight line, or are too few to decide.
+
+    They exclude the line if the exponent's interval does not contain 1.
+    """
     exponent = line.exponent
     return exponent is not None and (not exponent.low <= 1 <= exponent.high or len(points) < 6)
 
@@ -242,10 +248,12 @@ def _failed(points: Sequence[CanaryPoint]) -> str:
 
 def _passes(name: str, fractions: Sequence[float], works: Sequence[LoaderWork]) -> str:
     """Return a reason if runs made different numbers of passes over a loader, or an empty text."""
-    counts = {work.num_passes: fraction for fraction, work in zip(fractions, works, strict=True) if work.num_passes}
-    if len(counts) < 2:
+    # A fraction for each number of passes. A loader that does not count its passes has 0.
+    pairs = zip(fractions, works, strict=True)
+    fraction_of = {work.num_passes: fraction for fraction, work in pairs if work.num_passes}
+    if len(fraction_of) < 2:
         return ""
-    texts = " and ".join(f"{count} at {percent(fraction)}" for count, fraction in sorted(counts.items()))
+    texts = " and ".join(f"{count} at {percent(fraction)}" for count, fraction in sorted(fraction_of.items()))
     return (
         f"the number of passes over loader {name} differs between runs ({texts}), so the script decides by its values "
         "when it ends"
@@ -254,8 +262,9 @@ def _passes(name: str, fractions: Sequence[float], works: Sequence[LoaderWork]) 
 
 def _fixed_steps(name: str, fractions: Sequence[float], works: Sequence[LoaderWork]) -> str:
     """Return a reason if something other than the data fixes a loader's number of steps, or an empty text."""
-    is_left = any(work.num_passes > work.num_complete_passes for work in works)
-    if not is_left or not is_fixed_loader(works, fractions):
+    leaves_early = any(work.num_passes > work.num_complete_passes for work in works)
+    # A loader that delivers the same samples in complete passes has data that stays whole, such as a validation set.
+    if not leaves_early or not is_fixed_loader(works, fractions):
         return ""
     return (
         f"loader {name} delivers {works[0].num_samples:,} samples whatever the amount of data, and the script leaves "
@@ -265,28 +274,29 @@ def _fixed_steps(name: str, fractions: Sequence[float], works: Sequence[LoaderWo
 
 def _short_passes(name: str, fractions: Sequence[float], works: Sequence[LoaderWork]) -> str:
     """Return a reason if a pass has hardly more batches than are fetched at the same time, or an empty text."""
-    longest = max(work.num_steps / max(1, work.num_passes) for work in works)
+    most_batches = max(work.num_steps / max(1, work.num_passes) for work in works)
     in_flight = max(work.max_in_flight for work in works)
     # A loader with eight processes makes its first eight batches at the same time. A job bound by its loader took
     # 240 s, where 81 s were forecast.
-    if in_flight <= 1 or longest >= _FLIGHTS * in_flight or is_fixed_loader(works, fractions):
+    if in_flight <= 1 or most_batches >= _FLIGHTS * in_flight or is_fixed_loader(works, fractions):
         return ""
     return (
-        f"a pass over loader {name} has at most {longest:.3g} batches in the canaries, of which the loader fetches "
-        f"{in_flight} at the same time, so the canaries do not show how fast batches follow each other"
+        f"a pass over loader {name} has at most {most_batches:.3g} batches in the canaries, of which the loader "
+        f"fetches {in_flight} at the same time, so the canaries do not show how fast batches follow each other"
     )
 
 
 def _disproportion(name: str, fractions: Sequence[float], works: Sequence[LoaderWork]) -> str:
     """Return a reason if a loader's samples are not in proportion to the data, or an empty text."""
-    per_fraction = [work.num_samples / fraction for fraction, work in zip(fractions, works, strict=True)]
-    # Passes of one or two batches differ by rounding alone.
+    # Samples of the whole job, by each run.
+    extrapolated = [work.num_samples / fraction for fraction, work in zip(fractions, works, strict=True)]
+    # The samples of up to three batches differ by rounding alone.
     is_rounded = min(work.num_samples / max(1, work.batch_samples) for work in works) <= 3
-    if is_rounded or is_fixed_loader(works, fractions) or max(per_fraction) <= 1.3 * min(per_fraction):
+    if is_rounded or is_fixed_loader(works, fractions) or max(extrapolated) <= 1.3 * min(extrapolated):
         return ""
     return (
         f"the samples of loader {name} are not in proportion to the data: the runs extrapolate to "
-        f"{min(per_fraction):,.0f} and to {max(per_fraction):,.0f} samples"
+        f"{min(extrapolated):,.0f} and to {max(extrapolated):,.0f} samples"
     )
 
 

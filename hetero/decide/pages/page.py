@@ -78,6 +78,7 @@ def plots_html(draws: Mapping[str, Callable[[], Plot | None]]) -> str:
             logger.warning("the plot of %s cannot be drawn", name, exc_info=True)
             notices.append(notice_html(shortened(f"The plot of {name} cannot be drawn: {error!r}", 300)))
         else:
+            # A plot without data is left out.
             drawn += [_plot_html(plot)] if plot is not None else []
     return "".join(notices) + (f'<div class="plots">{"".join(drawn)}</div>' if drawn else "")
 

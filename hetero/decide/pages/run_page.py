@@ -22,7 +22,7 @@ __all__ = ["comparison_page", "run_page"]
 
 def run_page(report: Report) -> str:
     """Return the page of one run. Its plots need matplotlib."""
-    runs = _shown([report])
+    runs = _shown(report)
     kind = f"{report.run.placement.capitalize()} run"
     if report.run.exit_code:
         kind += f", which ended with exit code {report.run.exit_text}"
@@ -38,7 +38,7 @@ def run_page(report: Report) -> str:
 
 def comparison_page(comparison: Comparison) -> str:
     """Return the page that compares two runs. Its plots need matplotlib."""
-    runs = _shown([comparison.baseline, comparison.candidate])
+    runs = _shown(comparison.baseline, comparison.candidate)
     command = comparison.candidate.run.command
     return html_page(
         f"Was it worth it? {command}",
@@ -50,24 +50,26 @@ def comparison_page(comparison: Comparison) -> str:
     )
 
 
-def _shown(reports: Sequence[Report]) -> list[ShownRun]:
-    """Return the runs with names that tell them apart."""
+def _shown(*reports: Report) -> list[ShownRun]:
+    """Return one or two runs with names that tell them apart: their placements, or their order if these are equal."""
     placements = [report.run.placement for report in reports]
-    names = placements if len(set(placements)) == len(placements) else ["first run", "second run"][: len(reports)]
+    names = placements if len(set(placements)) == len(placements) else ["first run", "second run"]
+    # A page of one run leaves out the second name and colour.
     return [_shown_run(*each) for each in zip(names, reports, (PALETTE[1], PALETTE[0]), strict=False)]
 
 
 def _shown_run(name: str, report: Report, colour: str) -> ShownRun:
     """Return a run with what the plots show of it: the steps of its slowest rank, and the history of one rank."""
-    # The slowest rank comes first.
     slowest = None if report.headline is None else report.headline.slowest_step_rank
-    found = [each for _, each in sorted(report.headline_ranks.items(), key=lambda item: item[0] != slowest)]
+    # The slowest rank comes first, because False is sorted before True.
+    summaries = [each for _, each in sorted(report.headline_ranks.items(), key=lambda item: item[0] != slowest)]
     return ShownRun(
         name=name,
         report=report,
         colour=colour,
-        steps=found[0] if found else None,
-        history=next((each.history for each in found if each.history.begin_s), StepSeries()),
+        steps=summaries[0] if summaries else None,
+        # Only some ranks record a history.
+        history=next((each.history for each in summaries if each.history.begin_s), StepSeries()),
     )
 
 
@@ -80,7 +82,7 @@ def _title(report: Report, answer: str, why: str) -> str:
 
 
 def _headline(comparison: Comparison) -> tuple[str, str]:
-    """Return the verdict, and what it stands on."""
+    """Return the verdict of a comparison, and the reason for it."""
     if comparison.objections:
         what = "Whether the second run is cheaper" if comparison.speedup else "Which run is faster and which is cheaper"
         return f"{what} cannot be said", " ".join(comparison.objections)
@@ -89,6 +91,7 @@ def _headline(comparison: Comparison) -> tuple[str, str]:
             "whether it is cheaper cannot be said without all prices"
         )
     if comparison.is_worth_it is None:
+        # The text is a verdict, a colon, and the reason.
         start, _, why = verdict_text(comparison).partition(": ")
         return start, why
     return verdict_text(comparison).capitalize(), f"the second run has {pace_text(comparison)}"
@@ -131,7 +134,7 @@ def _hosts(report: Report) -> str:
 
 
 def _body(runs: Sequence[ShownRun], comparison: Comparison | None) -> Iterator[str]:
-    """Yield the parts of the page below its headline figures."""
+    """Yield the parts of the page below its headline figures: what was simulated, plots, tables, caveats."""
     simulated = dict.fromkeys(line for run in runs for line in run.report.run.simulated)
     if simulated:
         lines = [_of_which_runs(line, runs) for line in simulated]
@@ -167,12 +170,12 @@ def _tables(run: ShownRun) -> Iterator[str]:
     if rows:
         yield table_html(header, rows[:MAX_ROWS], right=numbers_of(header))
     yield more_html(len(rows), "host", REPORT_FILE_NAME)
-    taken = sum(loader.num_steps for rank in facts.ranks for loader in rank.loaders)
-    made = facts.events.get("batches computed", 0)
-    if made > taken:
+    num_taken = sum(loader.num_steps for rank in facts.ranks for loader in rank.loaders)
+    num_computed = facts.events.get("batches computed", 0)
+    if num_computed > num_taken:
         yield (
-            f'<p class="small">The script took {taken:,} of {made:,} batches. Others are made ahead, and again after a '
-            "failure.</p>"
+            f'<p class="small">The script took {num_taken:,} of {num_computed:,} batches. Others are made ahead, and '
+            "again after a failure.</p>"
         )
     if facts.timeline:
         events = [(f"{event.at_s:.1f} s", event.host, event.what) for event in facts.timeline[:MAX_ROWS]]

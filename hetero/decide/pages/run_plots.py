@@ -14,7 +14,7 @@ from hetero.report.compare import Comparison
 from hetero.report.model import Report
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    pass
 
 __all__ = ["ShownRun", "cost_plot", "cpu_plot", "parts_plot", "steps_plot"]
 
@@ -43,7 +43,12 @@ def steps_plot(runs: Sequence[ShownRun]) -> Plot | None:
         return None
     (axes,) = new_axes(is_wide=True)
     for run in runs:
-        _draw_steps(axes, run)
+        history = run.history
+        times_s = [(begin + end) / 2 for begin, end in zip(history.begin_s, history.end_s, strict=True)]
+        steps_ms = [1000 * (a + b) for a, b in zip(history.compute_s, history.data_wait_s, strict=True)]
+        # A run without a history gets no label.
+        label = run.name if times_s else None
+        axes.plot(times_s, steps_ms, "o", color=run.colour, alpha=0.5, markersize=4, label=label)
     waits_s = {run.steps.step_wait_s for run in runs if run.steps is not None and run.steps.step_wait_s is not None}
     for wait_s in sorted(waits_s):
         axes.axhline(1000 * wait_s, color=QUIET, linewidth=1, linestyle=":")
@@ -58,23 +63,19 @@ def steps_plot(runs: Sequence[ShownRun]) -> Plot | None:
     return Plot(title="Step time over time", caption=caption, svg=svg_of(axes), is_wide=True)
 
 
-def _draw_steps(axes: Axes, run: ShownRun) -> None:
-    history = run.history
-    if not history.begin_s:
-        return
-    times_s = [(begin + end) / 2 for begin, end in zip(history.begin_s, history.end_s, strict=True)]
-    steps_ms = [1000 * (a + b) for a, b in zip(history.compute_s, history.data_wait_s, strict=True)]
-    axes.plot(times_s, steps_ms, "o", color=run.colour, alpha=0.5, markersize=4, label=run.name)
-
-
 def step_parts_s(steps: StepSummary) -> dict[str, float]:
-    """Return the parts of a mean step in seconds, by name."""
-    number = max(1, steps.num_steps_measured)
-    compute_s, wait_s = steps.compute_total_s / number, steps.data_wait_total_s / number
+    """Return the parts of a mean step in seconds, by name.
+
+    With an emulated step, the compute is the emulated time of the accelerator, and real work of this machine that takes
+    longer.
+    """
+    # A loader without measured steps must not divide by zero.
+    num_steps = max(1, steps.num_steps_measured)
+    compute_s, wait_s = steps.compute_total_s / num_steps, steps.data_wait_total_s / num_steps
     if steps.step_wait_s is None:
         return {"compute": compute_s, "data wait": wait_s}
-    shown_s = max(0.0, compute_s - steps.step_wait_s)
-    return {"accelerator": compute_s - shown_s, "real work that shows": shown_s, "data wait": wait_s}
+    real_work_s = max(0.0, compute_s - steps.step_wait_s)
+    return {"accelerator": compute_s - real_work_s, "real work that shows": real_work_s, "data wait": wait_s}
 
 
 def parts_plot(runs: Sequence[ShownRun]) -> Plot | None:
@@ -85,14 +86,14 @@ def parts_plot(runs: Sequence[ShownRun]) -> Plot | None:
     axes = bar_axes(list(known), is_wide=True)
     labelled: set[str] = set()
     for row, steps in enumerate(known.values()):
-        left = 0.0
+        step_s = 0.0
         for name, seconds in step_parts_s(steps).items():
             # The legend has each part once.
             label = None if name in labelled or not seconds else name
-            axes.barh(row, 1000 * seconds, left=left, height=0.6, color=_PARTS[name], label=label)
+            axes.barh(row, 1000 * seconds, left=1000 * step_s, height=0.6, color=_PARTS[name], label=label)
             labelled |= {name} if label else set()
-            left += 1000 * seconds
-        axes.text(left, row, f" {seconds_text(left / 1000)}", va="center")
+            step_s += seconds
+        axes.text(1000 * step_s, row, f" {seconds_text(step_s)}", va="center")
     axes.set_xlabel("milliseconds of a mean step")
     legend(axes, is_outside=True)
     has_real_work = any(steps.step_wait_s is not None for steps in known.values())
@@ -143,10 +144,12 @@ def cost_plot(comparison: Comparison, runs: Sequence[ShownRun]) -> Plot | None:
             return None
         axes.barh(row, usd.value, height=0.6, color=run.colour)
         axes.text(usd.value, row, f" {usd.value:.4g}", va="center")
-        if times_s[0] < times_s[1]:
+        least_s, most_s = times_s
+        # The step time is a range if other work of the machine made steps longer.
+        if least_s < most_s:
             has_bounds = True
             # The cost grows with the step time, so its bounds have the same ratio.
-            axes.plot([usd.value * times_s[0] / times_s[1], usd.value], [row, row], color="#000000", linewidth=3)
+            axes.plot([usd.value * least_s / most_s, usd.value], [row, row], color="#000000", linewidth=3)
     axes.set_xlabel(f"USD for {'1,000 steps' if comparison.per == 'step' else 'a million samples'}")
     caption = f"The second run costs as much as the first at {even.value:.2f} times its pace"
     step = None if comparison.baseline.headline is None else comparison.baseline.headline.step_time_mean

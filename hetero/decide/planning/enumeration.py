@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -44,8 +45,8 @@ def spending_of(candidate: Candidate, base: Candidate) -> str:
 
 def free_cpus(training: TrainingProfile, machine: Machine) -> int:
     """Return the whole CPUs that the ranks of a trainer host leave free."""
-    cores = training.rank_cpu_cores.value if training.rank_cpu_cores else 0.0
-    return max(0, math.floor(machine.vcpus - cores * training.ranks_per_host))
+    cpus_per_rank = training.rank_cpu_cores.value if training.rank_cpu_cores else 0.0
+    return max(0, math.floor(machine.vcpus - cpus_per_rank * training.ranks_per_host))
 
 
 def _process_counts(profile: Profile, machine: Machine) -> list[int]:
@@ -56,15 +57,14 @@ def _process_counts(profile: Profile, machine: Machine) -> list[int]:
     training, supply = profile.training, profile.supply[0]
     free = free_cpus(training, machine)
     per_cpu = processes_per_cpu(supply.sample_cpu_s.mean + supply.batch_cpu_s.mean, supply.sample_wait_s.mean)
-    most = max(free, math.floor(free * per_cpu))
-    counts = {training.num_local_processes, free, most}
-    # Eighths suffice, because `Finals` looks near the best cluster in steps down to one process.
-    counts |= {math.ceil(most * eighth / 8) for eighth in range(1, 8)}
-    return sorted(count for count in counts if count >= 0)
+    most = math.floor(free * per_cpu)
+    # Eighths of the largest number suffice, because `Finals` also tries all numbers near the best one.
+    eighths = {math.ceil(most * eighth / 8) for eighth in range(1, 9)}
+    return sorted({training.num_local_processes, free} | eighths)
 
 
 def without_data(profile: Profile, base: Candidate, bigger: Sequence[Machine]) -> Iterator[Candidate]:
-    """Yield the baseline, then clusters without data hosts."""
+    """Yield the baseline, then clusters without data hosts, with the baseline's trainer type and with bigger ones."""
     yield base
     for machine in (base.trainer, *bigger):
         for count in _process_counts(profile, machine):
@@ -74,13 +74,6 @@ def without_data(profile: Profile, base: Candidate, bigger: Sequence[Machine]) -
                 yield replace(base, trainer=machine, local_endpoints=count)
 
 
-def _forms(profile: Profile) -> list[str]:
-    forms = [codec.name for codec in profile.codecs]
-    if any(leaf.fits_uint8 for leaf in profile.leaves):
-        forms.append(UINT8)
-    return forms
-
-
 def with_data(
     profile: Profile, model: StepModel, best_local: Candidate, menu: Sequence[Machine]
 ) -> Iterator[Candidate]:
@@ -88,22 +81,29 @@ def with_data(
 
     If the accelerators cannot use the batches of more hosts, more hosts only cost more. So the counts end there.
     """
-    base = replace(best_local, local_endpoints=0)
+    smaller_forms = [codec.name for codec in profile.codecs]
+    if any(leaf.fits_uint8 for leaf in profile.leaves):
+        smaller_forms.append(UINT8)
     for machine in menu:
-        # The other forms are candidates only where bytes may limit the steps. Fewer candidates, and no hashes of
+        # Smaller forms are candidates only where bytes may limit the steps. Fewer candidates, and no hashes of
         # candidates, shortened a plan over 80 types from 6 to 18 s to 0.1 to 0.4 s.
-        forms = [AS_IS, *(_forms(profile) if model.has_bytes_limit(base.trainer, machine) else ())]
-        for form in forms:
+        for form in (AS_IS, *(smaller_forms if model.has_bytes_limit(best_local.trainer, machine) else ())):
             enough = model.hosts_for_headspace(machine, form)
+            # One host more than enough, because hosts also wait for each other.
             for count in range(1, min(MAX_HOSTS, enough + 1) + 1):
                 groups = (DataGroup(machine=machine, count=count),)
                 # `refined` tries the numbers between these two, only for the best clusters.
                 for local_endpoints in dict.fromkeys((0, best_local.local_endpoints)):
-                    yield replace(base, local_endpoints=local_endpoints, data=groups, form=form)
+                    yield replace(best_local, local_endpoints=local_endpoints, data=groups, form=form)
 
 
 def refined(profile: Profile, leaders: Iterable[Candidate]) -> Iterator[Candidate]:
-    """Yield good clusters with other numbers of processes on the trainer hosts, and one host more or less."""
+    """Yield each of the best clusters with other numbers of processes on its trainer hosts, and one host more or less.
+
+    Args:
+        profile: The figures of the job.
+        leaders: Clusters with one type of data hosts.
+    """
     for leader in leaders:
         (group,) = leader.data
         for count in range(max(1, group.count - 1), min(MAX_HOSTS, group.count + 1) + 1):
@@ -113,44 +113,56 @@ def refined(profile: Profile, leaders: Iterable[Candidate]) -> Iterator[Candidat
 
 
 def mixtures(leaders: Iterable[Candidate], menu: Sequence[Machine]) -> Iterator[Candidate]:
-    """Yield each good cluster with some of its data hosts replaced by a few hosts of another type."""
+    """Yield each of the best clusters with one or two of its data hosts replaced by one or two of another type.
+
+    Args:
+        leaders: Clusters with one type of data hosts.
+        menu: The other types.
+    """
     for leader in leaders:
         (group,) = leader.data
-        for fewer in range(1, 3):
-            if group.count > fewer:
-                for machine in menu:
-                    if machine != group.machine:
-                        for count in range(1, 3):
-                            rest = DataGroup(machine=group.machine, count=group.count - fewer)
-                            yield replace(leader, data=(rest, DataGroup(machine=machine, count=count)))
+        other_machines = [machine for machine in menu if machine != group.machine]
+        for num_replaced, machine, count in itertools.product((1, 2), other_machines, (1, 2)):
+            # A mixture needs hosts of both types.
+            if group.count > num_replaced:
+                rest = replace(group, count=group.count - num_replaced)
+                yield replace(leader, data=(rest, DataGroup(machine=machine, count=count)))
 
 
-def neighbours(candidate: Candidate, distance: int, menu: Sequence[Machine]) -> Iterator[Candidate]:
-    """Yield clusters that differ from one in a single number of processes or hosts."""
-    for change in (-distance, distance):
-        number = candidate.local_endpoints + change
+def neighbours(candidate: Candidate, num_processes: int, menu: Sequence[Machine]) -> Iterator[Candidate]:
+    """Yield clusters with a few processes more or less, or one host more or less, or one host of another type.
+
+    Args:
+        candidate: The cluster.
+        num_processes: Difference in processes per trainer host.
+        menu: Machines that may become data hosts.
+    """
+    for number in (candidate.local_endpoints - num_processes, candidate.local_endpoints + num_processes):
+        # Without data hosts, some processes must make the batches.
         if 0 <= number <= candidate.trainer.vcpus * MOST_PROCESSES_PER_CPU and (number or candidate.data):
             yield replace(candidate, local_endpoints=number)
     groups = candidate.data
     for index, group in enumerate(groups):
-        for change in (-1, 1):
-            count = group.count + change
-            changed = (replace(group, count=count),) if 0 < count <= MAX_HOSTS else ()
-            rest = (*groups[:index], *changed, *groups[index + 1 :])
-            # Skip clusters in which no process makes batches, neither on data hosts nor on trainer hosts.
-            if (changed or count == 0) and (rest or candidate.local_endpoints):
-                yield replace(candidate, data=rest, form=candidate.form if rest else AS_IS)
+        for count in (group.count - 1, group.count + 1):
+            # A group without hosts is left out.
+            changed = (replace(group, count=count),) if count else ()
+            data = (*groups[:index], *changed, *groups[index + 1 :])
+            if count <= MAX_HOSTS and (data or candidate.local_endpoints):
+                # Without data hosts, no batch is sent in a smaller form.
+                yield replace(candidate, data=data, form=candidate.form if data else AS_IS)
+    # One host of another type, added or instead of one host. A plan has at most two types.
     if len(groups) == 1:
+        (group,) = groups
         for machine in menu:
-            if machine != groups[0].machine:
+            if machine != group.machine:
                 other = DataGroup(machine=machine, count=1)
-                yield replace(candidate, data=(*groups, other))
-                if groups[0].count > 1:
-                    yield replace(candidate, data=(replace(groups[0], count=groups[0].count - 1), other))
+                yield replace(candidate, data=(group, other))
+                if group.count > 1:
+                    yield replace(candidate, data=(replace(group, count=group.count - 1), other))
 
 
 def with_other_endpoints(candidate: Candidate, endpoints_per_host: int) -> Iterator[Candidate]:
-    """Yield a cluster with fewer and more endpoints per data host than the present number."""
+    """Yield a cluster with half, three quarters, 5 / 4 and 6 / 4 of its present number of endpoints per data host."""
     most = MOST_PROCESSES_PER_CPU * max(group.machine.vcpus for group in candidate.data)
     # The waits of endpoints differ, so the number that keeps the CPUs busy on average need not be the best. A job of
     # bench_planner had a regret of 33 % with that number alone, and has 5 % if these numbers are tried too.

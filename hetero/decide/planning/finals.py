@@ -64,86 +64,92 @@ class Finals:
         # ranking is wrong about it.
         for entry in _best_of_each(ordered):
             self._simulate(entry)
-        self._look_near(self._follow(ordered))
+        self._try_neighbours(self._follow(ordered))
         known = sorted(self._known.values(), key=lambda entry: entry.cost)
         # The best candidate of each step of spending comes first, because `simplest` needs it even if the budget ends.
         finalists = list(dict.fromkeys([*_best_of_each(known), *known]))
-        limit = known[0].cost * (1 + _FINAL_MARGIN)
+        max_cost = known[0].cost * (1 + _FINAL_MARGIN)
         # In parts of bench_planner, the choices were worse without long timelines of the finalists.
-        most = self._model.timelines.num_batches + _MAX_LONG_BATCHES
+        max_batches = self._model.timelines.num_batches + _MAX_LONG_BATCHES
         compared = [
             self._simulate(entry, is_long=True)
             for entry in finalists
-            if entry.cost <= limit and self._model.timelines.num_batches < most
+            if entry.cost <= max_cost and self._model.timelines.num_batches < max_batches
         ]
-        possible = [entry for entry in compared if entry.cost < math.inf]
-        if not possible:
+        # A candidate that breaks a limit by its timeline has an infinite cost.
+        allowed_after_all = [entry for entry in compared if entry.cost < math.inf]
+        if not allowed_after_all:
             raise ConfigError(self._ranking.too_strict(finalists))
-        return simplest(possible).candidate
+        return simplest(allowed_after_all).candidate
 
     def _by_mean_cost(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Return the entries in the order of their mean costs, without timelines."""
+        """Return the entries with the mean of their costs over all draws, in ascending order, without timelines."""
         predictions = self._model.predict([entry.candidate for entry in entries], is_simulated=False)
-        costs = [
-            entry.cost * float(prediction.draws_s.mean()) / entry.step_s
+        found = [
+            # A cost is a step time times a price, so the mean cost has the ratio of the mean step time.
+            replace(entry, cost=entry.cost * float(prediction.draws_s.mean()) / entry.step_s)
             for entry, prediction in zip(entries, predictions, strict=True)
         ]
-        found = [replace(entry, cost=cost) for entry, cost in zip(entries, costs, strict=True)]
         return sorted(found, key=lambda entry: entry.cost)
 
     def _simulate(self, entry: Entry, *, is_long: bool = False) -> Entry:
-        """Return the entry with the step time of its timeline. Its cost is infinite if it breaks a limit."""
+        """Return the entry with step time and mean cost by its timeline. The cost is infinite if it breaks a limit."""
         candidate, key = entry.candidate, identity(entry.candidate)
         if key not in self._known or is_long:
+            # The prediction below uses the longest timeline that was made before.
             if is_long:
                 self._model.timelines.step_s(candidate, is_long=True)
             (prediction,) = self._model.predict([candidate])
             limits = self._ranking.constraints
-            price = 1.0 if limits.goal == "time" else math.inf if entry.hourly_usd is None else entry.hourly_usd
-            own = replace(entry, step_s=prediction.step_s, cost=price * float(prediction.draws_s.mean()))
-            self._known[key] = own if limits.allow(own.step_s, own.hourly_usd) else replace(own, cost=math.inf)
+            cost = limits.price_of(entry.hourly_usd) * float(prediction.draws_s.mean())
+            is_allowed = limits.allow(prediction.step_s, entry.hourly_usd)
+            self._known[key] = replace(entry, step_s=prediction.step_s, cost=cost if is_allowed else math.inf)
         return self._known[key]
 
-    def _is_over(self) -> bool:
-        return self._model.timelines.num_batches >= _MAX_BATCHES
+    def _is_over(self, max_batches: float) -> bool:
+        """Return whether all timelines together have this number of batches."""
+        return self._model.timelines.num_batches >= max_batches
 
     def _follow(self, ordered: Sequence[Entry]) -> Entry:
-        """Simulate candidates in their order until none is better, and return the best one."""
+        """Simulate candidates in order until `_PATIENCE` of them bring no improvement, and return the best one."""
         best = min(self._known.values(), key=lambda entry: entry.cost)
-        num_worse = 0
+        num_without_improvement = 0
         for entry in ordered:
             # Use only half of the batches here. The other half is for the neighbours, which the ranking does not
             # contain.
-            is_half_over = self._model.timelines.num_batches >= _MAX_BATCHES / 2
-            if is_half_over or num_worse >= _PATIENCE:
+            if self._is_over(_MAX_BATCHES / 2) or num_without_improvement >= _PATIENCE:
                 break
-            own = self._simulate(entry)
-            num_worse += 1
-            if own.cost < best.cost * (1 - TIE):
-                best, num_worse = own, 0
+            simulated = self._simulate(entry)
+            num_without_improvement += 1
+            if simulated.cost < best.cost * (1 - TIE):
+                best, num_without_improvement = simulated, 0
         return best
 
-    def _look_near(self, best: Entry) -> None:
-        """Simulate candidates near the best one, and near each that is better, with smaller and smaller changes."""
-        change = max(1, best.candidate.trainer.vcpus // 8)
-        while not self._is_over():
-            near = list(neighbours(best.candidate, change, self._menu))
+    def _try_neighbours(self, best: Entry) -> None:
+        """Simulate the neighbours of the best candidate, and move to a neighbour that is better.
+
+        Neighbours differ in a single number. The difference in processes is halved each time no neighbour is better.
+        The search ends with a difference of one process, or if the batches are spent.
+        """
+        num_processes = max(1, best.candidate.trainer.vcpus // 8)
+        while not self._is_over(_MAX_BATCHES):
+            candidates = list(neighbours(best.candidate, num_processes, self._menu))
             if endpoints_per_host := self._model.variable_endpoints_on(best.candidate):
-                near += with_other_endpoints(best.candidate, endpoints_per_host)
-            entries = self._ranking.add(candidate for candidate in near if identity(candidate) not in self._known)
+                candidates += with_other_endpoints(best.candidate, endpoints_per_host)
+            entries = self._ranking.add(each for each in candidates if identity(each) not in self._known)
             before = best
             for entry in self._by_mean_cost(entries):
-                # If a neighbour is better, look at the neighbours of that neighbour next. They are usually better than
-                # the other neighbours of the old best cluster.
-                if self._is_over() or best is not before:
+                # Move to the first neighbour that is better, because its neighbours are usually better than the other
+                # neighbours of the old best cluster.
+                if self._is_over(_MAX_BATCHES) or best is not before:
                     break
-                own = self._simulate(entry)
-                if own.cost < best.cost * (1 - TIE):
-                    best = own
+                simulated = self._simulate(entry)
+                if simulated.cost < best.cost * (1 - TIE):
+                    best = simulated
             if best is before:
-                if change == 1:
+                if num_processes == 1:
                     break
-                change = max(1, change // 2)
+                num_processes //= 2
 
 
 def _best_of_each(ordered: Sequence[Entry]) -> list[Entry]:

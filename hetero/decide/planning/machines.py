@@ -48,7 +48,7 @@ class Machine:
                 f"the number of vCPUs of {info.instance_type} is not known, and a plan needs it\n"
                 "  to do: see `hetero prices list`, or state vCPUs and price: --menu CPU:16 --price CPU:16=USD"
             )
-        # A host has one address, so its batches use one network card, whatever all cards carry together.
+        # A host has one address, so all its batches use one network card. Other clouds state only the limit of a host.
         gbps = info.network_card_gbps or info.network_limit_gbps
         return cls(
             instance_type=info.instance_type,
@@ -91,7 +91,7 @@ def menu_of(
     spot_usd = spot_usd or {}
     spot_infos = [_with_vcpus(catalogue, name) for name in spot_usd]
     if instance_types:
-        # If a type is named twice, it counts once.
+        # A type that is named twice counts once.
         infos = [_with_vcpus(catalogue, name) for name in dict.fromkeys(instance_types)]
         unpriced = [
             info.instance_type for info in infos if info.hourly_usd is None and info.instance_type not in spot_usd
@@ -118,6 +118,7 @@ def menu_of(
                 "  to do: give prices with --price TYPE=USD, --price-file FILE or --price-profile NAME. "
                 "Burstable and flex types count only if --menu names them"
             )
+    # A type that has only a spot price is a spot machine below.
     machines = [machine for info in infos if (machine := Machine.from_info(info)).hourly_usd is not None]
     spots = [
         replace(Machine.from_info(info), hourly_usd=usd, is_spot=True)
@@ -127,8 +128,14 @@ def menu_of(
 
 
 def _with_vcpus(catalogue: Catalogue, name: str) -> InstanceTypeInfo:
-    """Return a type, and check first that its vCPUs are known, because a price alone does not help a plan."""
+    """Return the facts of a type.
+
+    Raises:
+        ConfigError: If the type or its number of vCPUs is unknown, because a price alone does not help a plan.
+    """
+    # The name of an unknown type is followed by a similar known name, for the message.
     info = catalogue.find(name) or InstanceTypeInfo(instance_type=f"{name}{catalogue.suggestion(name)}")
+    # Call this only for its check of the vCPUs.
     Machine.from_info(info)
     return info
 

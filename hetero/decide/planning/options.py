@@ -99,14 +99,23 @@ class PlanOptions:
 
 
 def _check(name: str, value: Any, *, is_whole: bool) -> None:
-    """Check an optional number, which must be above 0."""
+    """Raise `ConfigError` unless a value is None or a finite number above 0, without decimals if ``is_whole``."""
+    # True is a number in Python, but not an amount.
     is_number = isinstance(value, numbers.Integral if is_whole else numbers.Real) and not isinstance(value, bool)
     if value is not None and not (is_number and 0 < value < math.inf):
         raise _wrong(name, value, "a number above 0 without decimals" if is_whole else "a number above 0")
 
 
 def _check_by_type(name: str, values: Any, low: float, high: float, what: str) -> None:
-    """Check numbers by instance type, which must be above ``low`` and at most ``high``."""
+    """Raise `ConfigError` unless a value is a dict from instance types to numbers above ``low`` and at most ``high``.
+
+    Args:
+        name: Name of the field.
+        values: Its value.
+        low: Largest number that is too small.
+        high: Largest number that is allowed.
+        what: What the numbers are, for the message.
+    """
     if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
         raise _wrong(name, values, f"a dict from instance type to {what}, such as {{'ml.c5.9xlarge': 1.2}}")
     for key, value in values.items():

@@ -40,11 +40,12 @@ def make_plan(profile: Profile, catalogue: Catalogue, options: PlanOptions | Non
         ConfigError: If a type or price is missing, the profile is of another type than the trainer hosts or of too few
             or too disturbed steps, or no cluster satisfies the limits.
     """
-    # Check the figures and the options before anything is computed from them.
+    # Check the figures and the options.
     options = options or PlanOptions()
     check_figures(profile)
     _check_measured(profile.training)
     _check_speeds(profile, catalogue, options)
+    # Turn the profile into that of the baseline: without data hosts, with the wanted numbers of hosts and ranks.
     trainer = _trainer_of(profile, catalogue, options)
     profile, without_data_note = _without_data_hosts(profile, trainer)
     measured = replace(profile.training, instance_type=trainer.instance_type)
@@ -52,6 +53,7 @@ def make_plan(profile: Profile, catalogue: Catalogue, options: PlanOptions | Non
     is_resized = profile.training != measured
     # Find the cluster.
     max_step_s = None
+    # Both are given, or none.
     if options.max_hours is not None and options.num_steps is not None:
         max_step_s = options.max_hours * 3600 / options.num_steps
     found = search(
@@ -86,14 +88,17 @@ def _check_measured(training: TrainingProfile) -> None:
 
 
 def _check_speeds(profile: Profile, catalogue: Catalogue, options: PlanOptions) -> None:
-    """Reject a speed that the plan would not use."""
+    """Raise `ConfigError` for a speed that the plan would not use.
+
+    The speed of a misspelt type, or of the profiled type, was once ignored.
+    """
+    # A plan uses the speeds of the profiled type, the trainer's type, bigger types of its family, and the menu.
     reference = profile.supply[0].instance_type or profile.training.instance_type or options.trainer_type
     trainer = options.trainer_type or profile.training.instance_type
     used = {reference, trainer, *options.spot_usd}
-    info = catalogue.find(trainer)
-    if info is not None and info.vcpus is not None:
-        used.update(machine.instance_type for machine in bigger_machines(catalogue, Machine.from_info(info)))
-    # Reject speeds without effect. The speed of a misspelt type, or of the profiled type, was once ignored.
+    trainer_info = catalogue.find(trainer)
+    if trainer_info is not None and trainer_info.vcpus is not None:
+        used.update(machine.instance_type for machine in bigger_machines(catalogue, Machine.from_info(trainer_info)))
     for name, ratio in options.vcpu_speeds.items():
         info = catalogue.get(name)
         if name == reference and ratio != 1:
@@ -111,7 +116,11 @@ def _check_speeds(profile: Profile, catalogue: Catalogue, options: PlanOptions) 
 
 
 def _trainer_of(profile: Profile, catalogue: Catalogue, options: PlanOptions) -> Machine:
-    """Return the machine of the trainer hosts."""
+    """Return the machine of the trainer hosts, which must be of the profiled type.
+
+    Raises:
+        ConfigError: If the type is unknown, is not the profiled one, or lacks a price that the goal needs.
+    """
     measured = profile.training.instance_type
     name = options.trainer_type or measured
     if not name:
@@ -139,9 +148,10 @@ def _trainer_of(profile: Profile, catalogue: Catalogue, options: PlanOptions) ->
 
 
 def _without_data_hosts(profile: Profile, trainer: Machine) -> tuple[Profile, str]:
-    """Return the profile with loader processes on the free CPUs, if data hosts made its batches, and a note about it.
+    """Return a profile without data hosts, and a note for the user if the measured one had them.
 
-    The baseline of a plan is a job without data hosts, which this profile did not measure.
+    The baseline of a plan is a job without data hosts. If the profile did not measure such a job, it is assumed to have
+    a loader process on each free CPU.
     """
     training = profile.training
     if not training.has_data_hosts:
@@ -175,15 +185,13 @@ def _resized(profile: Profile, trainer: Machine, options: PlanOptions) -> Profil
             f"{_MAX_RANKS} ranks\n  to do: plan for a part of the trainer hosts, because all of them are alike"
         )
     supply = profile.supply
+    # The user names the type of a profile that names none. The samples were measured on the same host.
     if not training.instance_type and not supply[0].instance_type:
         supply = (replace(supply[0], instance_type=trainer.instance_type), *supply[1:])
     return replace(
         profile,
         training=replace(
-            training,
-            instance_type=trainer.instance_type,
-            num_hosts=num_hosts,
-            ranks_per_host=ranks_per_host,
+            training, instance_type=trainer.instance_type, num_hosts=num_hosts, ranks_per_host=ranks_per_host
         ),
         supply=supply,
     )
@@ -193,11 +201,10 @@ def _plan_of(profile: Profile, found: Search, options: PlanOptions, note: str) -
     """Return the plan that states what the search found."""
     basis = profile.training.step_s.basis
 
-    def cluster(alternative: Alternative) -> PlannedCluster:
+    def cluster_of(alternative: Alternative) -> PlannedCluster:
         rejected = "" if alternative is found.chosen else rejection_of(alternative, found)
         return _cluster_of(alternative, rejected, basis)
 
-    chosen, baseline = found.chosen.prediction, found.baseline.prediction
     reason = reason_of(profile, found)
     share = profile.training.excess_share
     disturbed = f"{excess_text(share)}, so the intervals are wider. " if share > SMALL_EXCESS else ""
@@ -207,21 +214,28 @@ def _plan_of(profile: Profile, found: Search, options: PlanOptions, note: str) -
         goal=options.goal,
         answer=disturbed + answer_of(profile, found, reason),
         reason=reason,
-        chosen=cluster(found.chosen),
-        baseline=cluster(found.baseline),
-        alternatives=tuple(map(cluster, found.alternatives)),
+        chosen=cluster_of(found.chosen),
+        baseline=cluster_of(found.baseline),
+        alternatives=tuple(map(cluster_of, found.alternatives)),
         headspace=Figure(value=profile.training.headspace_s.mean, unit="s", basis=profile.training.headspace_s.basis),
-        speedup=baseline.step_s / chosen.step_s,
+        speedup=found.baseline.prediction.step_s / found.chosen.prediction.step_s,
         break_even_speedup=found.break_even,
         chance_to_pay=found.chance_to_pay,
-        notes=(*((note,) if note else ()), *notes_of(profile, found, options.vcpu_speeds)),
+        notes=(*filter(None, [note]), *notes_of(profile, found, options.vcpu_speeds)),
     )
 
 
 def _cluster_of(alternative: Alternative, rejected: str, basis: str) -> PlannedCluster:
-    """Return an alternative of the search in the form that a plan has."""
+    """Return an alternative of the search in the form that a plan has.
+
+    Args:
+        alternative: The alternative.
+        rejected: Why the plan does not choose it. Empty for the chosen one.
+        basis: Basis of the profile's step time, which the profiled cluster has.
+    """
     candidate, prediction = alternative.candidate, alternative.prediction
-    usd, interval = alternative.usd_per_1k_steps, alternative.usd_interval
+    usd = alternative.usd_per_1k_steps
+    low_usd, high_usd = alternative.usd_interval or (None, None)
     step_basis = basis if prediction.is_measured else "modelled"
     return PlannedCluster(
         spending=alternative.spending,
@@ -234,15 +248,15 @@ def _cluster_of(alternative: Alternative, rejected: str, basis: str) -> PlannedC
         step_time_high_s=prediction.high_s,
         hourly_usd=candidate.hourly_usd,
         usd_per_1k_steps=None if usd is None else Figure(value=usd, unit="USD", basis=step_basis),
-        usd_per_1k_steps_low=interval[0] if interval else None,
-        usd_per_1k_steps_high=interval[1] if interval else None,
+        usd_per_1k_steps_low=low_usd,
+        usd_per_1k_steps_high=high_usd,
         bottleneck=prediction.bottleneck,
         rejected=rejected,
     )
 
 
 def _groups_of(candidate: Candidate) -> tuple[PlannedGroup, ...]:
-    """Return the instance groups of a candidate: the data groups, then the trainer group."""
+    """Return the instance groups of a candidate: the groups ``data``, ``data2`` and so on, then the trainer group."""
     data = [
         PlannedGroup(
             name="data" if index == 0 else f"data{index + 1}",

@@ -32,20 +32,22 @@ def _headline(plan: Plan) -> str:
 
 
 def _figures(plan: Plan) -> str:
-    """Return the figures that decide, each with its basis."""
+    """Return the figures that decide, each with a small text: its interval or meaning, and its basis."""
     chosen = plan.chosen
+    # Name, value, basis, and what else the small text says.
     cells = [("step time", seconds_text(chosen.step_time.value), chosen.step_time.basis, step_interval_text(chosen))]
     if chosen.usd_per_1k_steps is not None:
         usd = chosen.usd_per_1k_steps
         cells.append(("USD per 1,000 steps", usd_text(usd.value), usd.basis, usd_interval_text(chosen)))
     cells.append(("headspace", seconds_text(plan.headspace.value), plan.headspace.basis, "no cluster is faster"))
+    # Leave out the speed-up of a plan that changes nothing.
     if chosen != plan.baseline:
         needed = plan.break_even_speedup
-        rest = "" if needed is None else f"break-even at {needed:.3g} times"
-        cells.append(("speed-up", f"{plan.speedup:.3g} times", "modelled", rest))
+        break_even = "" if needed is None else f"break-even at {needed:.3g} times"
+        cells.append(("speed-up", f"{plan.speedup:.3g} times", "modelled", break_even))
         chance = "not known" if plan.chance_to_pay is None else f"{plan.chance_to_pay:.0%}"
         cells.append(("chance that it pays", chance, "modelled", "given the intervals"))
-    return figures_html([(name, value, ", ".join(filter(None, (rest, basis)))) for name, value, basis, rest in cells])
+    return figures_html([(name, value, ", ".join(filter(None, (more, basis)))) for name, value, basis, more in cells])
 
 
 def _plot(plan: Plan) -> str:
@@ -71,9 +73,11 @@ def _table(plan: Plan) -> str:
 def _row(plan: Plan, number: int, cluster: PlannedCluster) -> str:
     """Return the table row of one cluster."""
     usd, hourly = cluster.usd_per_1k_steps, cluster.hourly_usd
-    machines, _, more = cluster_text(cluster).partition(", ")
+    # The text of a cluster is its hosts, then a comma, then how the job uses them.
+    machines, _, use = cluster_text(cluster).partition(", ")
+    # Each type is a span, which the page does not break at the end of a line.
     name = " + ".join(f"<span>{html_text(each)}</span>" for each in machines.split(" + "))
-    details = ", ".join(filter(None, (more, "as it is now" if cluster == plan.baseline else "")))
+    details = ", ".join(filter(None, (use, "as it is now" if cluster == plan.baseline else "")))
     cells = (
         f"<td>{number}</td>",
         f'<td class="cluster">{name} <span class="small">{html_text(details)}</span></td>',
@@ -93,17 +97,15 @@ def _value_cell(value: str, interval: str) -> str:
 
 
 def _to_paste(plan: Plan) -> str:
+    """Return the commands for the chosen cluster. Empty if the plan changes no instance group."""
     if plan.chosen.groups == plan.baseline.groups:
         return ""
+    groups = plan.chosen.instance_groups
+    on_sagemaker = f"<p>On SageMaker:</p>\n<pre>{html_text(groups)}</pre>" if groups else f"<p>{NOT_ON_SAGEMAKER}</p>"
     return (
         f"<h2>Use it</h2>\n<p>{html_text(break_even_text(plan))}</p>\n<p>Try the cluster on one machine:</p>\n"
-        f"<pre>hetero simulate {html_text(plan.chosen.flags)} SCRIPT</pre>\n{_on_sagemaker(plan.chosen)}"
+        f"<pre>hetero simulate {html_text(plan.chosen.flags)} SCRIPT</pre>\n{on_sagemaker}"
     )
-
-
-def _on_sagemaker(cluster: PlannedCluster) -> str:
-    groups = cluster.instance_groups
-    return f"<p>On SageMaker:</p>\n<pre>{html_text(groups)}</pre>" if groups else f"<p>{NOT_ON_SAGEMAKER}</p>"
 
 
 def _notes(plan: Plan) -> str:

@@ -1,7 +1,7 @@
 """Draws the clusters of a plan: cost of 1,000 steps against step time.
 
 Both axes are logarithmic, so equal distances are equal ratios. The cost of a cluster is its price per hour times its
-step time. Therefore the intervals of cost and step time have one cause, and the plot shows both as one slanted bar.
+step time. So only the step time is uncertain, and one slanted bar shows the intervals of both.
 """
 
 from __future__ import annotations
@@ -115,8 +115,9 @@ class _Point:
 
 
 def _widened(ends: tuple[float, float]) -> tuple[float, float]:
-    """Return the ends of a logarithmic axis, at least `_LEAST_RATIO` apart. Both move by the same factor."""
+    """Return the ends of a logarithmic axis, moved apart by the same factor until their ratio is `_LEAST_RATIO`."""
     low, high = ends
+    # Each end moves by the square root of the missing ratio.
     factor = math.sqrt(max(1.0, _LEAST_RATIO * low / high))
     return low / factor, high * factor
 
@@ -133,7 +134,10 @@ def _draw_headspace(axes: Axes, headspace_s: float, points: Sequence[_Point]) ->
 
 
 def _draw_clusters(axes: Axes, plan: Plan, points: Sequence[_Point]) -> None:
-    """Draw the clusters: a bar for the interval, a symbol for the kind, and the number of the table row."""
+    """Draw the clusters: a bar for the interval, a symbol for the kind, and the number of the table row.
+
+    The chosen cluster and the baseline have a name, stronger bars and a ring.
+    """
     for point in points:
         alpha, width = (0.9, 2.5) if _name_of(plan, point) else (0.4, 1.5)
         axes.plot(point.times_s, point.usds, color=QUIET, gid=f"bar-{point.row}", alpha=alpha, linewidth=width)
@@ -159,7 +163,7 @@ def _draw_clusters(axes: Axes, plan: Plan, points: Sequence[_Point]) -> None:
 
 
 def _name_of(plan: Plan, point: _Point) -> str:
-    """Return the name of the chosen cluster and of the baseline, or an empty text."""
+    """Return the name of a cluster in the legend. Empty unless it is the chosen one, the baseline, or both."""
     names = {"chosen": plan.chosen, "as it is now": plan.baseline}
     return ", ".join(name for name, cluster in names.items() if cluster == point.cluster)
 
@@ -176,6 +180,7 @@ def _gid(point: _Point) -> str:
 
 
 def _tip(point: _Point) -> str:
+    """Return the text that a browser shows over a cluster."""
     cluster, (step_s, usd) = point.cluster, point.place
     return (
         f"{point.row}. {cluster_text(cluster)}\n{seconds_text(step_s)} per step ({step_interval_text(cluster)}), "

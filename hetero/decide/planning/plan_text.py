@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hetero.decide.planning.reasons import form_text, seconds_text, usd_text
+from hetero.decide.planning.reasons import form_text, processes_text, seconds_text, usd_text
 from hetero.documents.tables import markdown_table
 from hetero.report.plan import Plan, PlannedCluster
 
@@ -77,6 +77,5 @@ def cluster_text(cluster: PlannedCluster) -> str:
     groups = sorted(cluster.groups, key=lambda group: group.role != "trainer")
     text = " + ".join(f"{g.count} x {g.instance_type}{' (spot)' if g.is_spot else ''}" for g in groups)
     if cluster.local_endpoints:
-        plural = "" if cluster.local_endpoints == 1 else "es"
-        text += f", {cluster.local_endpoints} process{plural} on each trainer host"
+        text += f", {processes_text(cluster.local_endpoints)} on each trainer host"
     return text if cluster.form == "as is" else f"{text}, batches {form_text(cluster.form)}"

@@ -36,6 +36,12 @@ class Constraints:
     max_step_s: float | None = None
     """Longest step time in seconds, from the hours that the job may take."""
 
+    def price_of(self, hourly_usd: float | None) -> float:
+        """Return the factor of a step time that gives the cost to minimise: the price, or 1 if time is the goal."""
+        if self.goal == "time":
+            return 1.0
+        return math.inf if hourly_usd is None else hourly_usd
+
     def allow(self, step_s: float, hourly_usd: float | None) -> bool:
         """Return whether a cluster with this step time and price is within the limits."""
         if self.max_step_s is not None and step_s > self.max_step_s:
@@ -51,6 +57,7 @@ class Entry:
 
     candidate: Candidate
     spending: str
+    """One of `STEPS_OF_SPENDING`."""
     step_s: float
     hourly_usd: float | None
     cost: float
@@ -58,7 +65,7 @@ class Entry:
 
     @property
     def simplicity(self) -> tuple[int, int, int, int]:
-        """Sort key in the order of spending."""
+        """Sort key that prefers an earlier step of spending, then fewer data hosts, then fewer processes."""
         candidate = self.candidate
         numbers = candidate.num_data_hosts, candidate.local_endpoints, candidate.endpoints_per_host or 0
         return STEPS_OF_SPENDING.index(self.spending), *numbers
@@ -79,17 +86,18 @@ class Ranking:
         self._base: Candidate | None = None
 
     def add(self, candidates: Iterable[Candidate]) -> list[Entry]:
-        """Predict and rank more candidates, and return their entries. The first candidate of all is the baseline."""
+        """Predict and rank the candidates that are new, and return their entries.
+
+        The first candidate of the first call is the baseline.
+        """
         candidates = map(self._model.settled, candidates)
         # Use the identities of the machines as keys, because the hash of a candidate takes longer than its prediction.
         new = {key: candidate for candidate in candidates if (key := identity(candidate)) not in self._entries}
-        self._base = self._base or next(iter(new.values()))
-        by_time = self.constraints.goal == "time"
         for (key, candidate), step_s in zip(new.items(), self._model.expected_s(list(new.values())), strict=True):
-            hourly = candidate.hourly_usd
-            cost = step_s if by_time else math.inf if hourly is None else hourly * step_s
-            spending = spending_of(candidate, self._base)
-            self._entries[key] = Entry(candidate, spending, step_s, hourly, cost)
+            self._base = self._base or candidate
+            hourly_usd = candidate.hourly_usd
+            cost = self.constraints.price_of(hourly_usd) * step_s
+            self._entries[key] = Entry(candidate, spending_of(candidate, self._base), step_s, hourly_usd, cost)
         return [self._entries[key] for key in new]
 
     def allowed(self) -> list[Entry]:
@@ -102,14 +110,6 @@ class Ranking:
         if not found:
             raise ConfigError(self.too_strict(self._entries.values()))
         return found
-
-    def choose(self) -> Candidate:
-        """Return the best candidate.
-
-        Raises:
-            ConfigError: If no candidate satisfies the constraints.
-        """
-        return simplest(self.allowed()).candidate
 
     def too_strict(self, entries: Collection[Entry]) -> str:
         """Return the error that says how far the candidates are from the limits."""
@@ -132,21 +132,26 @@ class Ranking:
                 "no cluster satisfies the limit of the cost, because the price of the trainer hosts is not known\n"
                 "  to do: give it with --price TYPE=USD, or leave out --max-usd-per-1k-steps"
             )
-        # If each limit is met only by other clusters, add this to the message. Otherwise the error would name no broken
-        # limit.
+        # Each limit may be met by some clusters, but not by the same ones. Without these words, the message would give
+        # two figures that are both within their limits.
         both = ", although some satisfy each of them" if self._are_met_apart(entries) else ""
         return f"no cluster satisfies the limits{both}: {'; '.join(parts)}\n  to do: relax a limit, or extend --menu"
 
     def _are_met_apart(self, entries: Collection[Entry]) -> bool:
-        """Return whether there are two limits, and a candidate within each of them."""
+        """Return whether there are two limits, and each of them is met by a candidate."""
         limits = self.constraints
         if limits.max_step_s is None or limits.max_usd_per_1k_steps is None:
             return False
-        each = replace(limits, max_usd_per_1k_steps=None), replace(limits, max_step_s=None)
-        return all(any(one.allow(entry.step_s, entry.hourly_usd) for entry in entries) for one in each)
+        time_limit, cost_limit = replace(limits, max_usd_per_1k_steps=None), replace(limits, max_step_s=None)
+        return all(
+            any(limit.allow(entry.step_s, entry.hourly_usd) for entry in entries) for limit in (time_limit, cost_limit)
+        )
 
     def best_local(self) -> Candidate:
-        """Return the fastest cluster without data hosts, of the baseline's trainer machine."""
+        """Return the fastest cluster without data hosts whose trainer hosts are of the baseline's type.
+
+        Of equally fast clusters, it is the one with the fewest processes.
+        """
         assert self._base is not None
         trainer = self._base.trainer
         local = [e for e in self._entries.values() if not e.candidate.data and e.candidate.trainer is trainer]
@@ -164,25 +169,25 @@ class Ranking:
         return [entry.candidate for entry in sorted(best.values(), key=lambda entry: entry.cost)[:_NUM_TYPES]]
 
     def shown(self, chosen: Candidate) -> list[Candidate]:
-        """Return the candidates for the table: the best of each kind, and the neighbours of the chosen one."""
+        """Return the candidates for the table.
+
+        These are the best of each step of spending, with each form of batches, the best with each of the cheapest types
+        of data hosts, clusters with one host more or less than the chosen one, and the fastest cluster.
+        """
         best: dict[object, Entry] = {}
         for entry in self._entries.values():
             candidate = entry.candidate
-            keys: list[object] = [entry.spending, (entry.spending, candidate.form)]
-            if len(candidate.data) == 1:
-                (group,) = candidate.data
-                keys.append(id(group.machine))
-                own = chosen.data[0] if len(chosen.data) == 1 else None
-                if own is not None and group.machine is own.machine and abs(group.count - own.count) <= 1:
-                    keys.append((id(group.machine), group.count))
-            for key in keys:
-                if key not in best or entry.cost < best[key].cost:
-                    best[key] = entry
-        fastest = min(self._entries.values(), key=lambda entry: (entry.step_s, entry.cost))
-        kinds = [best[key] for key in best if not isinstance(key, int)]
-        types = sorted((best[key] for key in best if isinstance(key, int)), key=lambda entry: entry.cost)
-        found = {identity(entry.candidate): entry.candidate for entry in (*kinds, *types[:_NUM_TYPES], fastest)}
-        return list(found.values())
+            kinds: list[object] = [entry.spending, (entry.spending, candidate.form)]
+            if len(candidate.data) == len(chosen.data) == 1:
+                (group,), (chosen_group,) = candidate.data, chosen.data
+                if group.machine is chosen_group.machine and abs(group.count - chosen_group.count) <= 1:
+                    kinds.append(group.count)
+            for kind in kinds:
+                if kind not in best or entry.cost < best[kind].cost:
+                    best[kind] = entry
+        fastest = min(self._entries.values(), key=lambda entry: (entry.step_s, entry.cost)).candidate
+        candidates = [*(entry.candidate for entry in best.values()), *self.leaders(), fastest]
+        return list({identity(candidate): candidate for candidate in candidates}.values())
 
 
 def simplest(entries: Sequence[Entry]) -> Entry:
@@ -196,10 +201,10 @@ def simplest(entries: Sequence[Entry]) -> Entry:
         if not group:
             continue
         best = min(entry.cost for entry in group)
-        near = (entry for entry in group if entry.cost <= best * (1 + TIE))
-        own = min(near, key=lambda entry: entry.simplicity)
-        if chosen is None or own.cost < chosen.cost * (1 - WORTH_SPENDING):
-            chosen = own
+        about_as_cheap = (entry for entry in group if entry.cost <= best * (1 + TIE))
+        simplest_entry = min(about_as_cheap, key=lambda entry: entry.simplicity)
+        if chosen is None or simplest_entry.cost < chosen.cost * (1 - WORTH_SPENDING):
+            chosen = simplest_entry
     assert chosen is not None
     return chosen
 

@@ -10,6 +10,7 @@ from hetero.decide.planning.machines import family_of
 from hetero.decide.planning.ranking import WORTH_SPENDING
 from hetero.decide.planning.search import Alternative, Search, chance_to_pay
 from hetero.decide.planning.steps.model import INTERVAL
+from hetero.documents.text import counted
 from hetero.metrics.profile.profile import NEARLY_BUSY, Profile, TrainingProfile
 from hetero.report.plan import AS_IS, REASONS, UINT8
 
@@ -17,6 +18,7 @@ __all__ = [
     "answer_of",
     "form_text",
     "notes_of",
+    "processes_text",
     "reason_of",
     "rejection_of",
     "resized_note",
@@ -38,9 +40,11 @@ def reason_of(profile: Profile, found: Search) -> str:
     if chosen.candidate.data:
         return "data hosts pay"
     if chosen.candidate != base.candidate:
+        # More processes than CPUs help a job that waits for storage.
         if base.prediction.bottleneck == "storage" and chosen.spending == "free CPUs":
             return "storage"
         return chosen.spending
+    # The chosen cluster is the baseline, so the reason says why no data hosts are added.
     if _waiting_share(profile, base) < NEARLY_BUSY:
         return "accelerator"
     if not profile.has_registered_dataset:
@@ -81,23 +85,25 @@ def answer_of(profile: Profile, found: Search, reason: str) -> str:
 
 def _refusal(found: Search, reason: str) -> str:
     """Return the sentence that rejects data hosts although the job waits for data."""
-    best, fastest, base = _cheapest_with_data(found), _fastest(found), found.baseline
-    if best is None or fastest is None:
+    best, base = _cheapest_with_data(found), found.baseline
+    if best is None:
         return "Do not add data hosts: no type of the menu can make batches."
     is_about_cost = found.constraints.goal == "cost"
     cost = _cost_text(best, base) if is_about_cost else ""
     machine = base.candidate.trainer
+    fastest = min(_with_data(found), key=lambda each: each.prediction.step_s)
     match reason:
         case "trainer network" if machine.network_bytes_per_s is not None:
-            full = (a for a in _with_data(found) if a.prediction.bottleneck == "trainer network")
-            needed = next(full, fastest)
+            # Name a cluster whose batches fill the interface, if the table has one.
+            limited = (each for each in _with_data(found) if each.prediction.bottleneck == "trainer network")
+            hosts = hosts_text(next(limited, fastest).candidate)
             return (
                 f"Do not add data hosts: the network interface of {machine.instance_type} carries "
-                f"{machine.network_bytes_per_s / 1e6:,.0f} MB/s, which {hosts_text(needed.candidate)} fill{cost}."
+                f"{machine.network_bytes_per_s / 1e6:,.0f} MB/s, which {hosts} fill{cost}."
             )
         case "memory":
             kind = best.candidate.data[0].machine.instance_type
-            number = _count(best.endpoints_per_host or 0, "endpoint")
+            number = counted(best.endpoints_per_host or 0, "endpoint")
             return f"Do not add data hosts: the memory of {kind} holds only {number}{cost}."
         case "trainer CPU":
             return (
@@ -107,9 +113,9 @@ def _refusal(found: Search, reason: str) -> str:
         case "storage" | "window" | "data network":
             return f"Do not add data hosts: {_BECAUSE[reason]}{cost}."
         case _:
-            cost = _cost_text(best, base, names=False) if is_about_cost else ""
+            cost = _cost_text(best, base, has_names=False) if is_about_cost else ""
             change = best.prediction.step_s / base.prediction.step_s - 1
-            # Say "longer" for a longer step, which was once "-764 % shorter".
+            # A longer step was once "-764 % shorter".
             if change >= 0:
                 return (
                     f"Do not add data hosts: with the cheapest, {hosts_text(best.candidate)}, a step takes "
@@ -127,39 +133,35 @@ def rejection_of(alternative: Alternative, found: Search) -> str:
 
 
 def _verdict(alternative: Alternative, found: Search) -> str:
-    chosen, limits = found.chosen, found.constraints
-    own_s, best_s = alternative.prediction.step_s, chosen.prediction.step_s
-    if not limits.allow(own_s, alternative.candidate.hourly_usd):
+    """Return how an alternative compares with the chosen cluster in what the goal minimises, as a phrase."""
+    limits = found.constraints
+    own, best = alternative.prediction, found.chosen.prediction
+    own_hourly_usd, best_hourly_usd = alternative.candidate.hourly_usd, found.chosen.candidate.hourly_usd
+    if not limits.allow(own.step_s, own_hourly_usd):
         return "breaks a limit"
-    own, best = alternative.usd_per_1k_steps, chosen.usd_per_1k_steps
-    if limits.goal == "time":
-        own, best = own_s, best_s
-    if own is None or best is None:
-        return "its price is not known"
-    verb, comparative = ("a step takes", "longer") if limits.goal == "time" else ("costs", "more per step")
-    more = own / best - 1
+    verb, comparative, price_ratio = "a step takes", "longer", 1.0
+    if limits.goal == "cost":
+        if own_hourly_usd is None or best_hourly_usd is None:
+            return "its price is not known"
+        verb, comparative, price_ratio = "costs", "more per step", own_hourly_usd / best_hourly_usd
+    more = price_ratio * own.step_s / best.step_s - 1
     if more > WORTH_SPENDING:
         return f"{verb} {more:.0%} {comparative}"
     # The search compares means over all draws, which grow if a step time is uncertain.
-    mean_more = own / best * (_mean_s(alternative) / own_s) / (_mean_s(chosen) / best_s) - 1
+    mean_more = price_ratio * float(own.draws_s.mean() / best.draws_s.mean()) - 1
     if mean_more > WORTH_SPENDING:
         return f"{verb} {mean_more:.1%} {comparative} on average, because its step time is less certain"
     return "saves too little" if more < 0 else "saves nothing"
-
-
-def _mean_s(alternative: Alternative) -> float:
-    """Return the mean step time over all draws."""
-    return float(alternative.prediction.draws_s.mean())
 
 
 def notes_of(profile: Profile, found: Search, vcpu_speeds: Mapping[str, float]) -> tuple[str, ...]:
     """Return what the reader of a plan must know about its figures."""
     notes = []
     chosen = found.chosen
-    known = {family_of(supply.instance_type) for supply in profile.supply if supply.instance_type}
+    measured_families = {family_of(supply.instance_type) for supply in profile.supply if supply.instance_type}
     for group in chosen.candidate.data:
         name = group.machine.instance_type
-        if name not in vcpu_speeds and group.machine.family not in known:
+        if name not in vcpu_speeds and group.machine.family not in measured_families:
             notes.append(
                 f"The speed of {name}'s vCPUs was not measured. The plan assumes that of "
                 f"{profile.supply[0].instance_type or 'the profiled host'}, with a standard deviation of 25 %. "
@@ -169,7 +171,6 @@ def notes_of(profile: Profile, found: Search, vcpu_speeds: Mapping[str, float]) 
             notes.append(f"The network bandwidth of {name} is not known, so the interval is wider.")
         if group.machine.is_spot:
             notes.append(f"{name} is a spot instance. The job goes on without a host that is taken back, but slower.")
-    low, high = INTERVAL
     best = _cheapest_with_data(found)
     # The answer "do not add data hosts" may be wrong too, so state its chance as well.
     if chosen.candidate.data or best is None:
@@ -177,7 +178,9 @@ def notes_of(profile: Profile, found: Search, vcpu_speeds: Mapping[str, float]) 
     else:
         chance = chance_to_pay(best, found.baseline)
         doubt = f"data hosts do not pay: the chance that {hosts_text(best.candidate)} cost less per step"
-    if chance is not None and low < chance < high:
+    # Outside of the interval, the answer counts as certain.
+    least, most = INTERVAL
+    if chance is not None and least < chance < most:
         notes.append(f"It is not certain that {doubt} is {chance:.0%}. A profile on the data hosts' type decides it.")
     form = chosen.candidate.form
     if form == UINT8:
@@ -188,7 +191,7 @@ def notes_of(profile: Profile, found: Search, vcpu_speeds: Mapping[str, float]) 
     if not chosen.candidate.data and processes != profile.training.num_local_processes:
         per_rank = math.ceil(processes / profile.training.ranks_per_host)
         notes.append(
-            f"The plan counts on {_count(processes, 'loader process', 'loader processes')} per trainer host: pass "
+            f"The plan counts on {processes_text(processes, 'loader process')} per trainer host: pass "
             f"num_workers={per_rank} to the loader."
         )
     if profile.origin == "report":
@@ -200,20 +203,23 @@ def notes_of(profile: Profile, found: Search, vcpu_speeds: Mapping[str, float]) 
 
 def resized_note(measured: TrainingProfile, planned: TrainingProfile) -> str:
     """Return what the reader must know about a plan for other numbers of hosts or ranks than the profile's."""
+    measured_text, planned_text = (
+        f"{counted(training.num_hosts, 'trainer host')} with {counted(training.ranks_per_host, 'rank')} each"
+        for training in (measured, planned)
+    )
     return (
-        f"The profile has {_count(measured.num_hosts, 'trainer host')} with {_count(measured.ranks_per_host, 'rank')} "
-        f"each, and the plan has {_count(planned.num_hosts, 'trainer host')} with "
-        f"{_count(planned.ranks_per_host, 'rank')} each. So the step time of the baseline is modelled, with "
-        f"{_count(planned.num_local_processes, 'loader process', 'loader processes')} per trainer host and without the "
-        "communication that more ranks add."
+        f"The profile has {measured_text}, and the plan has {planned_text}. So the step time of the baseline is "
+        f"modelled, with {processes_text(planned.num_local_processes, 'loader process')} per trainer host and without "
+        "the communication that more ranks add."
     )
 
 
 # Phrases
 
 
-def _count(number: int, noun: str, plural: str = "") -> str:
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+def processes_text(number: int, noun: str = "process") -> str:
+    """Return a number of processes in words: ``1 process``, ``5 processes``."""
+    return f"{number} {noun}{'' if number == 1 else 'es'}"
 
 
 def hosts_text(candidate: Candidate) -> str:
@@ -257,13 +263,20 @@ def _change(chosen: Alternative, base: Alternative) -> str:
     return text
 
 
-def _cost_text(best: Alternative, base: Alternative, *, names: bool = True) -> str:
-    own, other = best.usd_per_1k_steps, base.usd_per_1k_steps
-    if own is None or other is None:
+def _cost_text(best: Alternative, base: Alternative, *, has_names: bool = True) -> str:
+    """Return what 1,000 steps would cost compared with the baseline, as the end of a sentence. Empty without prices.
+
+    Args:
+        best: The alternative with data hosts that costs the least.
+        base: The baseline.
+        has_names: Whether to name the data hosts.
+    """
+    best_usd, base_usd = best.usd_per_1k_steps, base.usd_per_1k_steps
+    if best_usd is None or base_usd is None:
         return ""
-    more = own / other - 1
+    more = best_usd / base_usd - 1
     change = f"{more:.0%} more" if more >= 0 else f"only {-more:.1%} less"
-    return f", and 1,000 steps would cost {change}" + (f" with {hosts_text(best.candidate)}" if names else "")
+    return f", and 1,000 steps would cost {change}" + (f" with {hosts_text(best.candidate)}" if has_names else "")
 
 
 def _limit_text(alternative: Alternative) -> str:
@@ -283,7 +296,7 @@ def _limit_text(alternative: Alternative) -> str:
 
 
 def _processes(chosen: Alternative, base: Alternative) -> str:
-    number = _count(chosen.candidate.local_endpoints, "process", "processes")
+    number = processes_text(chosen.candidate.local_endpoints)
     return f"{number} per trainer host to preprocess instead of {base.candidate.local_endpoints}"
 
 
@@ -294,10 +307,6 @@ def _waiting_share(profile: Profile, base: Alternative) -> float:
 
 def _with_data(found: Search) -> list[Alternative]:
     return [alternative for alternative in found.alternatives if alternative.candidate.data]
-
-
-def _fastest(found: Search) -> Alternative | None:
-    return min(_with_data(found), key=lambda a: a.prediction.step_s, default=None)
 
 
 def _cheapest_with_data(found: Search) -> Alternative | None:

@@ -10,7 +10,7 @@ from hetero.decide.planning.candidates import Candidate
 from hetero.decide.planning.enumeration import mixtures, refined, spending_of, with_data, without_data
 from hetero.decide.planning.finals import Finals
 from hetero.decide.planning.machines import Machine
-from hetero.decide.planning.ranking import Constraints, Ranking
+from hetero.decide.planning.ranking import Constraints, Ranking, simplest
 from hetero.decide.planning.steps.model import NUM_DRAWS, Prediction, StepModel
 from hetero.decide.planning.steps.timelines import Timelines
 from hetero.metrics.profile.profile import Profile, TrainingProfile
@@ -100,12 +100,14 @@ def search(
         local_endpoints=profile.training.num_local_processes,
     )
 
+    # Data hosts cannot build a data set whose factory is not registered.
+    menu = menu if profile.has_registered_dataset else ()
     # All models share the timelines, because each must be computed only once.
     timelines = Timelines(
         profile, vcpu_speeds=vcpu_speeds or {}, endpoints_per_host=endpoints_per_host, measured=measured
     )
 
-    def model(*, num_draws: int = NUM_DRAWS, is_limited: bool = True) -> StepModel:
+    def make_model(*, num_draws: int = NUM_DRAWS, is_limited: bool = True) -> StepModel:
         return StepModel(
             profile,
             vcpu_speeds=vcpu_speeds,
@@ -115,38 +117,36 @@ def search(
             timelines=timelines,
         )
 
-    def rank(*, is_limited: bool = True) -> Ranking:
-        """Return all candidates that are worth a look, with a quick prediction of each."""
-        quick = model(num_draws=0, is_limited=is_limited)
-        ranking = Ranking(quick, constraints)
-        # The first candidate is the baseline. The candidates with data hosts begin with the best one without them, so
-        # the order matters.
+    def rank_candidates(*, is_limited: bool = True) -> Ranking:
+        """Return the clusters that may be the best, ranked by predictions without intervals, which are fast."""
+        model = make_model(num_draws=0, is_limited=is_limited)
+        ranking = Ranking(model, constraints)
+        # The order matters. The first candidate of all is the baseline. Candidates with data hosts are made from the
+        # best one without them, and later candidates from the best ones so far.
         ranking.add(without_data(profile, base, bigger))
-        if profile.has_registered_dataset:
-            ranking.add(with_data(profile, quick, ranking.best_local(), menu))
-            ranking.add(refined(profile, ranking.leaders()))
-            ranking.add(mixtures(ranking.leaders(), menu))
+        ranking.add(with_data(profile, model, ranking.best_local(), menu))
+        ranking.add(refined(profile, ranking.leaders()))
+        ranking.add(mixtures(ranking.leaders(), menu))
         return ranking
 
-    ranking = rank()
-    # Data hosts cannot build a data set whose factory is not registered.
-    near = menu if profile.has_registered_dataset else ()
-    chosen = Finals(ranking, model(), near).choose()
+    ranking = rank_candidates()
+    model = make_model()
+    chosen = Finals(ranking, model, menu).choose()
     prevented_by = ""
-    if not chosen.data and profile.has_registered_dataset:
+    if menu and not chosen.data:
         # Rank once more without limits. If data hosts win then, a limit prevents them, which a smaller batch may lift.
         # Otherwise they cost too much in any case.
-        unlimited = rank(is_limited=False).choose()
-        prevented_by = model(num_draws=0).limit_of(unlimited) if unlimited.data else ""
-    # Intervals cost time, so only the candidates that are shown get them.
-    # The finals may have chosen a neighbour that is not among the best of its kind.
+        unlimited = simplest(rank_candidates(is_limited=False).allowed()).candidate
+        prevented_by = model.limit_of(unlimited) if unlimited.data else ""
+    # Only the candidates that are shown get intervals, because intervals cost time. The chosen candidate is added,
+    # because the finals may have chosen a neighbour that is not among the best of its kind.
     shown = list(dict.fromkeys([base, *ranking.shown(chosen), chosen]))
-    alternatives = dict(zip(shown, _alternatives(shown, model()), strict=True))
+    alternatives = dict(zip(shown, _alternatives(shown, model), strict=True))
     return Search(
         constraints=constraints,
         baseline=alternatives[base],
         chosen=alternatives[chosen],
-        alternatives=tuple(sorted(alternatives.values(), key=_order)),
+        alternatives=tuple(sorted(alternatives.values(), key=_order_in_table)),
         chance_to_pay=1.0 if chosen == base else chance_to_pay(alternatives[chosen], alternatives[base]),
         prevented_by=prevented_by,
     )
@@ -178,11 +178,13 @@ def _alternatives(candidates: Sequence[Candidate], model: StepModel) -> list[Alt
 
 
 def _endpoints_per_host(candidate: Candidate, model: StepModel) -> int | None:
-    wanted = candidate.endpoints_per_host
-    numbers = [(model.endpoints_on(group.machine, wanted)[0], group.machine.vcpus) for group in candidate.data]
-    return min((number for number, _ in numbers), default=None) if any(n != v for n, v in numbers) else None
+    """Return the endpoints per data host, or None if each data host has one per vCPU, the launcher's default."""
+    machines = [group.machine for group in candidate.data]
+    numbers = [model.endpoints_on(machine, candidate.endpoints_per_host)[0] for machine in machines]
+    return None if numbers == [machine.vcpus for machine in machines] else min(numbers)
 
 
-def _order(alternative: Alternative) -> tuple[int, float]:
+def _order_in_table(alternative: Alternative) -> tuple[int, float]:
+    """Return a sort key: the step of spending, then the cost. Alternatives without a price come last in their step."""
     cost = alternative.usd_per_1k_steps
     return STEPS_OF_SPENDING.index(alternative.spending), math.inf if cost is None else cost

@@ -24,7 +24,7 @@ from pathlib import Path
 from hetero.decide.studies.cells.constraints import Cell, num_ranks, trainer_groups
 from hetero.decide.studies.placeholders import level_text, placeholders
 from hetero.decide.studies.plan import StudyPlan
-from hetero.decide.studies.study_file import Settings, Study
+from hetero.decide.studies.study_file import Study
 from hetero.documents.findings import ERROR, WARNING, Finding
 from hetero.documents.text import counted
 from hetero.errors import ConfigError
@@ -36,7 +36,7 @@ __all__ = ["CHECKS", "MAX_CORRELATION", "check_study"]
 
 MAX_CORRELATION = 0.2
 """Largest absolute correlation between factors of an orthogonal design, as the source of these checks states it."""
-DEFAULT_VOLUME_GB = 30 * 2**30 / 1e9
+_DEFAULT_VOLUME_GB = 30 * 2**30 / 1e9
 """Volume of a SageMaker host without a stated size: 30 GiB."""
 _MEMORY_SHARE = 0.95
 """Share of a device's memory that a job can use. The rest belongs to the driver and the framework."""
@@ -67,12 +67,12 @@ _Found = Iterator[tuple[str, str, str]]
 
 def _learning_rate_is_kept(plan: StudyPlan, catalogue: Catalogue) -> _Found:
     """Yield ST-01 if global batches differ and the learning rate stays the same."""
-    found: dict[object, set[float]] = {}
+    batches_of: dict[object, set[float]] = {}  # by learning rate, which is None if the study states none
     for cell in plan.cells:
         batch = cell.quantities.get("global_batch")
         if isinstance(batch, (int, float)):
-            found.setdefault(cell.quantities.get("learning_rate"), set()).add(float(batch))
-    for rate, batches in found.items():
+            batches_of.setdefault(cell.quantities.get("learning_rate"), set()).add(float(batch))
+    for rate, batches in batches_of.items():
         least, most = min(batches), max(batches)
         if most > least:
             stated = "the study states no learning rate" if rate is None else f"the learning rate is {rate:g} in all"
@@ -98,34 +98,31 @@ def _learning_rate_is_kept(plan: StudyPlan, catalogue: Catalogue) -> _Found:
 
 def _volume_is_too_small(plan: StudyPlan, catalogue: Catalogue) -> _Found:
     """Yield ST-02 for each instance type whose volume or local storage is smaller than the data."""
-    is_sagemaker = plan.study.executor.kind == "sagemaker"
-    named: dict[tuple[str, float, float], None] = {}
+    default_gb = _DEFAULT_VOLUME_GB if plan.study.executor.kind == "sagemaker" else None
+    seen: set[tuple[str, float, float]] = set()
     for cell in plan.cells:
         data_gb = cell.quantities.get("data_gb")
         if not isinstance(data_gb, (int, float)):
             continue
         for instance_type, _ in trainer_groups(cell.settings):
             info = catalogue.find(instance_type)
-            local_gb = (info.instance_storage_gb if info is not None else None) or 0
-            stated = cell.quantities.get("volume_gb", DEFAULT_VOLUME_GB if is_sagemaker else None)
             # A type with local storage gets no volume, whatever size is stated.
-            room_gb = float(local_gb) if local_gb else stated
-            if isinstance(room_gb, (int, float)) and room_gb < data_gb:
-                named[instance_type, float(room_gb), float(data_gb)] = None
-    for instance_type, room_gb, data_gb in named:
-        info = catalogue.find(instance_type)
-        is_local = bool(info is not None and info.instance_storage_gb)
-        what = "local storage" if is_local else "volume"
-        yield (
-            ERROR,
-            (
-                f"the {what} of {instance_type} holds {room_gb:.0f} GB and the data has {data_gb:g} GB. The job fails "
-                "after its download, or when it writes its model"
-            ),
-            "use input mode FastFile, or a type with more local storage"
-            if is_local
-            else f"set volume_gb to at least {math.ceil(1.2 * data_gb)}, and volume_size of the estimator",
-        )
+            local_gb = None if info is None else info.instance_storage_gb
+            room_gb = local_gb or cell.quantities.get("volume_gb", default_gb)
+            if not isinstance(room_gb, (int, float)) or room_gb >= data_gb or (instance_type, room_gb, data_gb) in seen:
+                continue
+            seen.add((instance_type, room_gb, data_gb))
+            what = "local storage" if local_gb else "volume"
+            yield (
+                ERROR,
+                (
+                    f"the {what} of {instance_type} holds {room_gb:.0f} GB and the data has {data_gb:g} GB. The job "
+                    "fails after its download, or when it writes its model"
+                ),
+                "use input mode FastFile, or a type with more local storage"
+                if local_gb
+                else f"set volume_gb to at least {math.ceil(1.2 * data_gb)}, and volume_size of the estimator",
+            )
 
 
 def _memory_is_exceeded(plan: StudyPlan, catalogue: Catalogue) -> _Found:
@@ -139,6 +136,7 @@ def _memory_is_exceeded(plan: StudyPlan, catalogue: Catalogue) -> _Found:
         per_sample = cell.quantities.get("memory_gb_per_sample")
         fixed_gb = _as_float(cell.quantities.get("memory_gb_fixed", 0.0))
         for instance_type, _ in trainer_groups(cell.settings):
+            # Cells that differ in another factor would give the same finding again.
             key = (instance_type, batch, per_sample, fixed_gb)
             if key in seen:
                 continue
@@ -151,7 +149,7 @@ def _memory_is_exceeded(plan: StudyPlan, catalogue: Catalogue) -> _Found:
                 continue
             needed_gb = fixed_gb + per_sample * float(batch)
             if needed_gb > _MEMORY_SHARE * room_gb:
-                most = math.floor((_MEMORY_SHARE * room_gb - fixed_gb) / per_sample)
+                max_batch = math.floor((_MEMORY_SHARE * room_gb - fixed_gb) / per_sample)
                 yield (
                     ERROR,
                     (
@@ -159,8 +157,8 @@ def _memory_is_exceeded(plan: StudyPlan, catalogue: Catalogue) -> _Found:
                         f"and {per_sample:g} GB per sample), and a device of {instance_type} has {room_gb:.1f} GB. The "
                         "run would end without memory"
                     ),
-                    f"use at most {most} per device there"
-                    if most >= 1
+                    f"use at most {max_batch} per device there"
+                    if max_batch >= 1
                     else "use a type with more memory per device, because not even one sample fits",
                 )
 
@@ -182,18 +180,25 @@ def _device_gb(info: InstanceTypeInfo, cell: Cell, catalogue: Catalogue) -> floa
 
 
 def _beyond_report(report: Report, instance_type: str, batch: float, room_gb: float | None) -> _Found:
-    """Compare with the memory peak of an earlier run. The whole peak is assumed to be proportional to the batch."""
+    """Yield ST-03 if a batch may need more memory than a device has, by the memory peak of an earlier run.
+
+    The whole peak is assumed to be proportional to the batch, although a part of it is fixed. So only a batch that is
+    larger than the measured one is compared.
+    """
     batches = [loader.batch_samples for rank in report.run.ranks for loader in rank.loaders if loader.num_steps]
-    peaks = [(usage.gpu_memory_peak_bytes or 0) / usage.num_gpus / 1e9 for usage in report.run.hosts if usage.num_gpus]
-    if not batches or not peaks or max(peaks) <= 0 or batch <= max(batches) or room_gb is None:
+    peaks_gb = [
+        (usage.gpu_memory_peak_bytes or 0) / usage.num_gpus / 1e9 for usage in report.run.hosts if usage.num_gpus
+    ]
+    if not batches or not peaks_gb or batch <= max(batches) or room_gb is None:
         return
-    known, peak_gb = max(batches), max(peaks)
-    if peak_gb * batch / known > _MEMORY_SHARE * room_gb:
+    measured_batch, peak_gb = max(batches), max(peaks_gb)
+    needed_gb = peak_gb * batch / measured_batch
+    if needed_gb > _MEMORY_SHARE * room_gb:
         yield (
             WARNING,
             (
-                f"a batch of {batch:g} per device may need up to {peak_gb * batch / known:.1f} GB, because the run "
-                f"{report.run.run_id} used {peak_gb:.1f} GB with {known}, and a device of {instance_type} has "
+                f"a batch of {batch:g} per device may need up to {needed_gb:.1f} GB, because the run "
+                f"{report.run.run_id} used {peak_gb:.1f} GB with {measured_batch}, and a device of {instance_type} has "
                 f"{room_gb:.1f} GB"
             ),
             "run one short job with this batch first, or state memory_gb_per_sample and memory_gb_fixed",
@@ -216,6 +221,7 @@ def _epochs_are_not_whole(plan: StudyPlan, catalogue: Catalogue) -> _Found:
         steps, batch, samples = (cell.quantities[name] for name in ("steps", "global_batch", "training_samples"))
         shown.append(f"{steps} steps of {batch} samples are {epochs:.6g} epochs of {samples} ({_levels_text(cell)})")
     more = f"; and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    # A script that rounds trains at least one epoch.
     worst = max(abs(max(1, round(epochs)) / epochs - 1) for epochs in found)
     suggestion = _whole_steps(plan)
     yield (
@@ -231,7 +237,10 @@ def _epochs_are_not_whole(plan: StudyPlan, catalogue: Catalogue) -> _Found:
 
 
 def _whole_steps(plan: StudyPlan) -> int | None:
-    """Return the number of steps nearest to the stated one that makes all epochs whole. None if it does not decide."""
+    """Return the number of steps nearest to the stated one that makes all epochs whole.
+
+    None if the study does not fix one number of steps, or its smallest batch is not whole.
+    """
     if not plan.study.constraints.fix or any(factor.name == "steps" for factor in plan.study.factors):
         return None
     quantities = [cell.quantities for cell in plan.cells]
@@ -239,10 +248,11 @@ def _whole_steps(plan: StudyPlan) -> int | None:
     smallest, stated = min(map(_as_float, batches)), plan.study.constraints.steps
     if stated is None or not smallest.is_integer():
         return None
-    # Steps make all epochs whole if the samples of the steps are a multiple of the samples of each run.
+    # All epochs are whole if steps x smallest batch, which all runs have, is a multiple of the samples of each run.
     samples = math.lcm(*(int(_as_float(each["training_samples"])) for each in quantities))
-    unit = samples // math.gcd(samples, int(smallest))
-    return max(1, round(stated / unit)) * unit
+    # The fewest steps that make all epochs whole. Each multiple of them does so too.
+    fewest = samples // math.gcd(samples, int(smallest))
+    return max(1, round(stated / fewest)) * fewest
 
 
 def _batch_is_not_whole(plan: StudyPlan, catalogue: Catalogue) -> _Found:
@@ -254,14 +264,14 @@ def _batch_is_not_whole(plan: StudyPlan, catalogue: Catalogue) -> _Found:
         if isinstance(batch, float) and not batch.is_integer() and key not in seen:
             seen.add(key)
             total, ranks = key
-            least = math.ceil(_as_float(total) / _as_float(ranks)) * int(_as_float(ranks))
+            next_whole = math.ceil(_as_float(total) / _as_float(ranks)) * int(_as_float(ranks))
             yield (
                 ERROR,
                 (
                     f"a global batch of {total} over {ranks} ranks is {batch:g} samples per device, which is not whole "
                     f"({_levels_text(cell)})"
                 ),
-                f"choose a global batch that all numbers of ranks divide, for example {least} for this one",
+                f"choose a global batch that all numbers of ranks divide, for example {next_whole} for this one",
             )
 
 
@@ -283,6 +293,7 @@ def _scales_out_before_up(plan: StudyPlan, catalogue: Catalogue) -> _Found:
                 and (other.num_accelerators or 0) >= needed
             ]
             if larger:
+                # The smallest type that suffices, and of equally large ones the cheapest.
                 one = min(larger, key=lambda other: (other.num_accelerators or 0, other.hourly_usd or math.inf))
                 yield (
                     WARNING,
@@ -300,10 +311,11 @@ def _factor_is_unused(plan: StudyPlan, catalogue: Catalogue) -> _Found:
     study = plan.study
     texts = [*study.args, *(text for cell in plan.cells for text in cell.settings.environment.values())]
     texts += [text for cell in plan.cells for text in cell.settings.channels.values()]
-    texts += [*study.settings.groups, *(text for each in _level_settings(study) for text in each.groups)]
-    named = placeholders(texts)
+    all_settings = [study.settings, *(each for factor in study.factors for each in factor.settings.values())]
+    texts += [text for settings in all_settings for text in settings.groups]
+    used_names = placeholders(texts)
     # A factor also acts through the quantities that follow from it.
-    acting = {
+    derived_from = {
         "learning_rate_rule": {"learning_rate"},
         "samples": {"samples", "training_samples", "epochs", "steps"},
         "steps": {"steps", "epochs"},
@@ -312,19 +324,16 @@ def _factor_is_unused(plan: StudyPlan, catalogue: Catalogue) -> _Found:
         "global_batch": {"batch_per_device", "global_batch", "epochs", "steps", "learning_rate"},
     }
     for factor in study.factors:
+        # Levels with settings change a run by these. With SageMaker, a function of the user makes the jobs, and may use
+        # any factor.
         if len(factor.levels) < 2 or factor.settings or study.executor.kind == "sagemaker":
-            # With SageMaker, a function of the user makes the jobs, and may use any factor.
             continue
-        if not named & ({factor.name} | acting.get(factor.name, set())):
+        if not used_names & ({factor.name} | derived_from.get(factor.name, set())):
             yield (
                 WARNING,
                 f"no argument and no variable of a run uses the factor {factor.name}, so its levels are the same run",
                 f"add {{{factor.name}}} to args, or settings to its levels",
             )
-
-
-def _level_settings(study: Study) -> list[Settings]:
-    return [settings for factor in study.factors for settings in factor.settings.values()]
 
 
 def _factors_are_not_separated(plan: StudyPlan, catalogue: Catalogue) -> _Found:
@@ -376,8 +385,9 @@ def _budget_is_too_small(plan: StudyPlan, catalogue: Catalogue) -> _Found:
     total_usd = 0.0
     for run, hours in known:
         hosts = [(group.instance_type, group.count) for group in map(parse_group, run.groups)]
-        # A budget in USD is rejected later if a price is missing.
+        # A missing price counts as 0 here, because a budget in USD is then rejected later.
         total_usd += (catalogue.hourly_usd(hosts) or 0.0) * hours
+    # Runs without an expected duration may add to the sums.
     least = "at least " if len(known) < len(plan.runs) else ""
     for key, limit, total, unit in (
         ("hours", plan.study.budget.hours, total_h, "hours"),

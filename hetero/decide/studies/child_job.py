@@ -78,6 +78,8 @@ class Job:
         threading.Thread(target=self._read, args=(process.stdout,), name="study-output", daemon=True).start()
 
     def _read(self, stream: IO[bytes]) -> None:
+        """Put the lines of one process into the queue, and None after the last one. Runs in a thread of its own."""
+        # Closing a stream on another thread raises an error here, which is then its end.
         with contextlib.suppress(OSError, ValueError), stream:
             while line := stream.readline(_MAX_LINE_BYTES):
                 self._lines.put(line)
@@ -124,6 +126,7 @@ class Job:
                         process.send_signal(signal.SIGTERM)
 
     def _kill_if_late(self) -> None:
+        """Kill the processes if they still run `_STOP_S` after they were asked to stop."""
         if self._stop_s is not None and time.monotonic() - self._stop_s > _STOP_S:
             self.close()
 

@@ -1,8 +1,8 @@
 """Executes the runs of a study that its ledger does not have yet, within its budget.
 
-The main thread decides and writes the ledger. A thread of a pool executes each run. Before a run, the main thread adds
-the expected duration and cost of the run to the sums of the runs so far. If a sum passes the budget, the run does not
-start. If the real sums pass the budget while runs execute, the main thread stops these runs.
+The main thread decides which run begins, and writes the ledger. A thread of a pool executes each run. Before a run, the
+main thread adds the expected duration and cost of the run to the sums of the runs so far. If a sum passes the budget,
+the run does not start. If the real sums pass the budget while runs execute, the main thread stops these runs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hetero.decide.studies.ledger import RUNS_FOLDER, Ledger, RecordedRuns
 from hetero.decide.studies.runs import FAILED, FINISHED, STOPPED, Billing, Executor, PlannedRun, RunResult
@@ -41,10 +41,6 @@ class Progress:
     num_done: int
     num_total: int
     num_failed: int
-    spent_s: float
-    """Wall time of all runs that have ended, also of earlier starts of the study."""
-    spent_usd: float | None
-    """None if a price is unknown."""
     left_s: float | None
     """Expected wall time of the runs that have not ended. None if no duration is known."""
     left_usd: float | None
@@ -52,11 +48,12 @@ class Progress:
     """Runs without an expected duration, which `left_s` and `left_usd` leave out."""
 
 
-@dataclass(slots=True)
-class _Running:
+class _Running(NamedTuple):
+    """A run that is being executed."""
+
     run: PlannedRun
-    hourly_usd: float | None
     started_s: float
+    """Monotonic time of its start."""
 
 
 @dataclass(slots=True)
@@ -70,7 +67,6 @@ class _Session:
     budget: Budget
     estimates: Estimates
     on_progress: Callable[[Progress], object] | None
-    clock: Callable[[], float]
     prices: Mapping[str, float | None]
     """USD per hour of each run by its id."""
     skips_failed_groups: bool = False
@@ -97,6 +93,7 @@ class _Session:
                     self._await_some(pending)
                 if self.error is not None:
                     raise self.error
+            # Also after Ctrl-C: stop the runs, and record what they cost.
             except BaseException:
                 self.executor.stop()
                 self._end_all()
@@ -114,13 +111,12 @@ class _Session:
             pending.pop(0)
             folder = self.folder / RUNS_FOLDER / run.run_id
             folder.mkdir(parents=True, exist_ok=True)
-            hourly_usd = self.prices[run.run_id]
             # Write to the disk before the run begins. If the study is killed between the two, its next start must know
             # that the run may have cost something.
-            self.ledger.start(run, hourly_usd)
+            self.ledger.start(run, self.prices[run.run_id])
             future = pool.submit(self.executor.execute, run, folder)
-            self.running[future] = _Running(run, hourly_usd, self.clock())
-            self._say(run, None)
+            self.running[future] = _Running(run, time.monotonic())
+            self._report(run, None)
         return ""
 
     def _await_some(self, pending: list[PlannedRun]) -> None:
@@ -134,6 +130,7 @@ class _Session:
             error = future.exception()
             if isinstance(error, Exception):
                 name = self.running.pop(future).run.run_id
+                # `go` raises the error after the other runs. Log the error now, because they may take long.
                 if self.running:
                     logger.error("run %s cannot be executed, so no more runs begin: %s", name, error)
                 self.error = self.error or error
@@ -142,6 +139,7 @@ class _Session:
                 self._end(future)
                 # Change the list in place, because `go` looks at the same list.
                 pending[:] = [run for run in pending if run.groups not in self.failed_groups]
+        # If a run has ended, check the budget at the next look, with its real cost.
         if not done and not self.stop_reason and (passed := self._passed()):
             self.stop_reason = passed
             logger.warning("%s; stopping %s", passed, ", ".join(each.run.run_id for each in self.running.values()))
@@ -150,21 +148,21 @@ class _Session:
 
     def _end(self, future: Future[RunResult], *, why_stopped: str = "") -> None:
         """Record the result of a run that has ended."""
-        running = self.running.pop(future)
-        result = future.result()
+        run = self.running.pop(future).run
+        result = replace(future.result(), levels=run.levels, replicate=run.replicate)
         why = why_stopped or self.stop_reason
+        # A run that was asked to stop fails, which is not its fault.
         if why and result.state == FAILED:
             result = replace(result, state=STOPPED, cause=why)
-        result = replace(result, levels=running.run.levels, replicate=running.run.replicate)
         if self.skips_failed_groups and result.state == FAILED:
-            self.failed_groups.add(running.run.groups)
+            self.failed_groups.add(run.groups)
             logger.error("run %s failed, so no more runs of this cluster begin", result.run_id)
-        self.ledger.end(running.run, result)
+        self.ledger.end(run, result)
         # Forget a stopped job, because the next start would follow it instead of running it again.
         if result.state == STOPPED:
             self.ledger.forget_job(result.run_id)
-        self.estimates.add(running.run, result)
-        self._say(running.run, result)
+        self.estimates.add(run, result)
+        self._report(run, result)
 
     def _end_all(self) -> None:
         """Wait for runs that were asked to stop, and record them."""
@@ -182,55 +180,61 @@ class _Session:
     def _refusal(self, run: PlannedRun) -> str:
         """Return why a run may not start: its expected cost or time would pass the budget. Empty if it may."""
         # If the expected duration is unknown, 0 is added. The run is then stopped when the budget is really passed.
-        own_s = self.estimates.expected_s(run) or 0.0
+        expected_s = self.estimates.expected_s(run) or 0.0
         # A run that takes longer than expected counts with its time so far.
-        others = [
-            (each.hourly_usd, max(self.estimates.expected_s(each.run) or 0.0, self._elapsed_s(each)))
+        running = [
+            (each.run, max(self.estimates.expected_s(each.run) or 0.0, self._elapsed_s(each)))
             for each in self.running.values()
         ]
         spent_s, spent_usd = self.ledger.spent_s, self.ledger.spent_usd
+        # A budget that is spent allows no run, not even one whose expected duration is 0.
         if self.budget.hours is not None:
             limit_s = 3600 * self.budget.hours
-            if spent_s + sum(each_s for _, each_s in others) + own_s > limit_s or spent_s >= limit_s:
+            running_s = sum(seconds for _, seconds in running)
+            if spent_s + running_s + expected_s > limit_s or spent_s >= limit_s:
                 return (
                     f"the budget of {self.budget.hours:g} h does not allow run {run.run_id}: {spent_s / 3600:.2f} h "
-                    f"are spent, and it is expected to take {own_s / 3600:.2f} h"
+                    f"are spent, and it is expected to take {expected_s / 3600:.2f} h"
                 )
         if self.budget.usd is not None:
-            expected = self._usd(self.prices[run.run_id], own_s)
-            committed = sum(self._usd(*each) for each in others)
-            if spent_usd + committed + expected > self.budget.usd or spent_usd >= self.budget.usd:
+            expected_usd = self._usd(run, expected_s)
+            running_usd = sum(self._usd(*each) for each in running)
+            if spent_usd + running_usd + expected_usd > self.budget.usd or spent_usd >= self.budget.usd:
                 return (
                     f"the budget of USD {self.budget.usd:g} does not allow run {run.run_id}: USD {spent_usd:.2f} are "
-                    f"spent, and it is expected to cost USD {expected:.2f}"
+                    f"spent, and it is expected to cost USD {expected_usd:.2f}"
                 )
         return ""
 
     def _passed(self) -> str:
-        """Return which budget the running runs have passed, or an empty text."""
-        elapsed = sum(self._elapsed_s(each) for each in self.running.values())
-        usd = sum(self._usd(each.hourly_usd, self._elapsed_s(each)) for each in self.running.values())
-        if self.budget.hours is not None and self.ledger.spent_s + elapsed >= 3600 * self.budget.hours:
+        """Return which budget the runs that are being executed have passed, or an empty text."""
+        elapsed_s = {each.run.run_id: self._elapsed_s(each) for each in self.running.values()}
+        usd = sum(self._usd(each.run, elapsed_s[each.run.run_id]) for each in self.running.values())
+        if self.budget.hours is not None and self.ledger.spent_s + sum(elapsed_s.values()) >= 3600 * self.budget.hours:
             return f"the budget of {self.budget.hours:g} h is spent"
         if self.budget.usd is not None and self.ledger.spent_usd + usd >= self.budget.usd:
             return f"the budget of USD {self.budget.usd:g} is spent"
         return ""
 
     def _elapsed_s(self, running: _Running) -> float:
+        """Return the time of a run so far that counts against the budget."""
         # Ask the executor for the billed time, because a job that waits for its instances costs nothing. By the clock,
         # two hours of waiting once spent the budget.
         if isinstance(self.executor, Billing):
             return self.executor.billed_s(running.run)
-        return self.clock() - running.started_s
+        return time.monotonic() - running.started_s
 
-    @staticmethod
-    def _usd(hourly_usd: float | None, seconds: float) -> float:
-        return (hourly_usd or 0.0) * seconds / 3600
+    def _usd(self, run: PlannedRun, seconds: float) -> float:
+        """Return the cost of a run of this duration. 0 if its price is unknown."""
+        return (self.prices[run.run_id] or 0.0) * seconds / 3600
 
     # Progress
 
     def left(self) -> list[PlannedRun]:
-        """Return the runs that have not ended, without those that are skipped."""
+        """Return the runs that have not ended and will run.
+
+        Runs on groups of a failed run will not begin, but such a run that is being executed goes on.
+        """
         running = {each.run.run_id for each in self.running.values()}
         return [
             run
@@ -238,8 +242,13 @@ class _Session:
             if run.run_id not in self.ledger.results and (run.groups not in self.failed_groups or run.run_id in running)
         ]
 
-    def _say(self, run: PlannedRun, result: RunResult | None) -> None:
-        """Call ``on_progress`` with the state of the study: runs, time and cost, spent and left."""
+    def _report(self, run: PlannedRun, result: RunResult | None) -> None:
+        """Call ``on_progress`` with the number of runs that have ended, and the time and cost that are left.
+
+        Args:
+            run: The run that begins or has ended.
+            result: Its result. None if it begins.
+        """
         if self.on_progress is None:
             return
         ended = self.ledger.results
@@ -255,12 +264,8 @@ class _Session:
                 num_done=num_done,
                 num_total=num_done + len(left),
                 num_failed=sum(found.state == FAILED for name, (_, found) in ended.items() if name in self.prices),
-                spent_s=self.ledger.spent_s,
-                spent_usd=self.ledger.spent_usd if is_priced else None,
                 left_s=sum(seconds for _, seconds in known) if known or not left else None,
-                left_usd=sum(self._usd(self.prices[each.run_id], seconds) for each, seconds in known)
-                if is_priced and (known or not left)
-                else None,
+                left_usd=sum(self._usd(*each) for each in known) if is_priced and (known or not left) else None,
                 num_unknown=len(expected) - len(known),
             )
         )
@@ -278,7 +283,6 @@ def conduct(
     retry_failed: bool = False,
     fresh: bool = False,
     skips_failed_groups: bool = False,
-    clock: Callable[[], float] = time.monotonic,
 ) -> list[RunResult]:
     """Execute the runs that the ledger in ``folder`` does not have yet, in their order, and return all results.
 
@@ -296,7 +300,6 @@ def conduct(
         retry_failed: Whether runs that failed run again.
         fresh: Whether to forget the runs of earlier starts.
         skips_failed_groups: Whether no more runs on the same groups begin after one of them fails in this start.
-        clock: Monotonic seconds.
 
     Raises:
         BudgetError: If the budget does not allow a run, or a run passed it. `read_results` returns what ended.
@@ -329,7 +332,6 @@ def conduct(
             budget=budget,
             estimates=estimates,
             on_progress=on_progress,
-            clock=clock,
             prices=prices,
             skips_failed_groups=skips_failed_groups,
         )

@@ -56,7 +56,7 @@ class _ChildExecutor:
 
     max_parallel = 1
 
-    def __init__(self, *, catalogue: Catalogue, patterns: Sequence[MetricPattern]) -> None:
+    def __init__(self, *, catalogue: Catalogue, patterns: Sequence[MetricPattern] = ()) -> None:
         self._catalogue = catalogue
         self._patterns = tuple(patterns)
         self._lock = threading.Lock()
@@ -79,6 +79,7 @@ class _ChildExecutor:
         with (folder / LOG_FILE_NAME).open("w", encoding="utf-8") as log:
             log.write("".join(f"$ {shlex.join(command)}\n" for command in commands))
             job = Job(commands, self._environment(run), log)
+            # Under the lock, because `stop` runs on another thread and asks only the job that it finds.
             with self._lock:
                 self._job = job
                 # The request to stop may have come before there was a job, so repeat it for this job.
@@ -114,9 +115,11 @@ class _ChildExecutor:
         return run.environment
 
     def _types(self, run: PlannedRun) -> list[tuple[str, int]]:
+        """Return instance type and number of hosts of each group of a run."""
         raise NotImplementedError
 
     def _commands(self, run: PlannedRun, folder: Path) -> list[list[str]]:
+        """Return the command of each process that this machine starts for a run."""
         raise NotImplementedError
 
 
@@ -127,9 +130,6 @@ class SimulateExecutor(_ChildExecutor):
         catalogue: Prices of the instance types.
         patterns: Expressions that find metrics in the log.
     """
-
-    def __init__(self, *, catalogue: Catalogue, patterns: Sequence[MetricPattern] = ()) -> None:
-        super().__init__(catalogue=catalogue, patterns=patterns)
 
     def _types(self, run: PlannedRun) -> list[tuple[str, int]]:
         groups = [parse_group(text) for text in run.groups]
@@ -190,12 +190,14 @@ class LaunchExecutor(_ChildExecutor):
         return [(group.instance_type, len(group.hosts)) for group in cluster.groups]
 
     def _cluster(self, run: PlannedRun) -> ClusterSpec:
+        """Return the cluster of a run, as its file describes it. Raise `ConfigError` if the run states other groups."""
         path = self._path(run)
         cluster = read_cluster(path, host=self._host, roles=run.options.get("roles"))
         check_groups(run.groups, cluster, path)
         return cluster
 
     def _path(self, run: PlannedRun) -> Path:
+        """Return the cluster file of a run: the one in its options, or the executor's."""
         stated = run.options.get("cluster_file")
         return (self._folder / str(stated) if stated else self._cluster_file).resolve()
 
@@ -282,21 +284,22 @@ class _Logged:
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
 
     def read(self, line: Line) -> None:
-        """Read one line."""
+        """Read one line, which may have values of metrics."""
         self.tail.append(line.text)
+        # The launcher puts the name of the rank in front of a rank's line.
         match = _RANK.search(line.text[:200])
         rank = 0 if match is None else int(match[1])
+
+        def metric(name: str, value: float, step: int | None = None) -> LoggedMetric:
+            return LoggedMetric(name=name, value=value, step=step, at_s=line.at_s, unix_s=line.unix_s, rank=rank)
+
         for pattern in self._patterns:
             found = pattern.read(line.text)
             if found is not None:
-                _add(self.found, _metric_of(line, rank, pattern.name, found))
+                _add(self.found, metric(pattern.name, found))
         logged = read_metric_line(line.text)
         if logged is not None:
-            _add(self.lines, _metric_of(line, rank, *logged))
-
-
-def _metric_of(line: Line, rank: int, name: str, value: float, step: int | None = None) -> LoggedMetric:
-    return LoggedMetric(name=name, value=value, step=step, at_s=line.at_s, unix_s=line.unix_s, rank=rank)
+            _add(self.lines, metric(*logged))
 
 
 def _add(values: list[LoggedMetric], value: LoggedMetric) -> None:
@@ -351,9 +354,8 @@ def result_of(
 def phases_of(report: Report) -> dict[str, float]:
     """Return the parts of a run's wall time in seconds: its start, compute and data wait of its steps, and the rest.
 
-    The start ends with the first batch of any loader. Compute and data wait are taken from the loader that takes the
-    most time, on the rank where this loader takes the most time. Steps of the warm-up, validation and the end of the
-    job count as rest.
+    The start ends with the first batch of any loader. Compute and data wait are those of the loader with the longest
+    total time on any rank. Steps of the warm-up, validation and the end of the job count as rest.
     """
     loaders = [loader for rank in report.run.ranks for loader in rank.loaders]
     phases = {}
@@ -367,13 +369,17 @@ def phases_of(report: Report) -> dict[str, float]:
 
 
 def _cause(status: int, tail: Sequence[str]) -> str:
-    """Return why a run failed: hetero's own words, or the end of the output."""
-    own = [match.group() for line in tail if (match := _CAUSE.search(line))]
-    # Take only lines with a known code, because the text HET-00 in a line of the script does not come from hetero.
-    coded = [text for text in own if stated_code(text) is not None]
-    last = next((line for line in reversed(tail) if line.strip()), "")
-    text = coded[0] if coded else last or describe_exit_status(status)
-    return shortened(text, _MAX_CAUSE_CHARS)
+    """Return why a run failed: the first error of hetero, or the last line of the output, or the exit status.
+
+    Args:
+        status: Exit status of the first process that failed.
+        tail: The last lines of the output.
+    """
+    errors = [match.group() for line in tail if (match := _CAUSE.search(line))]
+    # Take only errors with a known code, because the text HET-00 in a line of the script does not come from hetero.
+    known = next((text for text in errors if stated_code(text) is not None), "")
+    last_line = next((line for line in reversed(tail) if line.strip()), "")
+    return shortened(known or last_line or describe_exit_status(status), _MAX_CAUSE_CHARS)
 
 
 _HETERO = (sys.executable, "-m", "hetero.cli")
@@ -382,6 +388,7 @@ _PATHS = ("price_file", "tls_dir", "tf_work_dir", "plan")
 
 
 def _flags(run: PlannedRun, *, without: Sequence[str] = ()) -> list[str]:
+    """Return the launch options of a run as flags, except for the options ``without``."""
     # Leave out the output folder, because the study decides where the output of a run is.
     options = {name: value for name, value in run.options.items() if name not in ("output_dir", *without)}
     # These paths are relative to the study, as all paths of its file.

@@ -53,7 +53,7 @@ def check_keys(found: Mapping[str, Any], known: Sequence[str], path: str) -> Non
 
 
 def level_of(value: object, path: str) -> Level:
-    """Return a level of a factor, or another single value."""
+    """Return a level of a factor, or another single value: a text that is not empty, a finite number or a boolean."""
     value = _number_in(value)
     is_finite = not isinstance(value, float) or math.isfinite(value)
     if not isinstance(value, (str, int, float, bool)) or not is_finite or value == "":
@@ -73,7 +73,7 @@ def text_of(value: object, path: str) -> str:
 
 
 def scalar_text(value: object, path: str) -> str:
-    """Return a single value as a text."""
+    """Return a single value as a text, which may be empty."""
     if value == "":
         return ""
     return level_text(level_of(value, path))
@@ -100,17 +100,20 @@ def whole_of(value: object, path: str, least: int, most: int) -> int:
 
 
 def plain_of(value: object) -> object:
-    """Return a value of the file for `decode`, which takes texts where YAML reads ``5e-5`` as one."""
+    """Return a value of the file with numbers for texts such as ``5e-5``, which YAML does not read as numbers."""
     if isinstance(value, Mapping):
         return {key: plain_of(each) for key, each in value.items()}
     return [_number_in(each) for each in value] if isinstance(value, list) else _number_in(value)
 
 
 def _number_in(value: object) -> object:
-    """Return the number in a text such as ``1e6`` or ``1.5e-5``, which YAML 1.1 reads as a text."""
-    # YAML 1.1 reads a float only with a dot and a sign in the exponent.
+    """Return the number in a text such as ``1e6``. Any other value is returned as it is.
+
+    YAML 1.1 reads such a text as a number only if it has a dot and a sign in the exponent.
+    """
     if isinstance(value, str) and re.fullmatch(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]{1,3}", value):
         number = float(value)
+        # Up to 2^53, a float has every whole number exactly.
         return int(number) if number.is_integer() and abs(number) < 2**53 else number
     return value
 

@@ -21,11 +21,12 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from hetero.decide.studies.runs import FINISHED, STOPPED, EndedRun, Level, PlannedRun, RunResult
+from hetero.decide.studies.runs import FINISHED, STOPPED, EndedRun, PlannedRun, RunResult
 from hetero.documents.files import read_bounded, write_text
 from hetero.documents.records import decode, encode
+from hetero.documents.text import shortened
 from hetero.errors import ConfigError
-from hetero.metrics.logged import LoggedMetric, thinned
+from hetero.metrics.logged import thinned
 from hetero.report.model import MAX_METRICS, REPORT_FILE_NAME, Report, load_report
 from hetero.simulate.simulate import locked_folder
 
@@ -94,12 +95,11 @@ def digest_of_script(path: Path) -> str:
 
 
 def _relative(path: str, base: str) -> str:
-    """Return a path that stays the same if the folder of the study moves: in the folder from there, else the name.
+    """Return a text for a path that stays the same if the folder of the study moves.
 
-    The identity of the study has the paths outside as they are stated.
+    It is the path relative to the folder, or the last name of a path outside. The identity of the study has such paths
+    as the file states them, so a change is found there.
     """
-    if not base:
-        return path
     return str(Path(path).relative_to(base)) if Path(path).is_relative_to(base) else Path(path).name
 
 
@@ -128,8 +128,7 @@ def differences(before: object, now: object, path: str = "") -> Iterator[str]:
 
 
 def _short(value: object) -> str:
-    text = "not stated" if value is None else json.dumps(value, default=str)
-    return text if len(text) <= 120 else f"{text[:117]}..."
+    return "not stated" if value is None else shortened(json.dumps(value, default=str), 120)
 
 
 class RecordedRuns:
@@ -152,7 +151,7 @@ class RecordedRuns:
         self._open: dict[str, _Started] = {}
         self._complete_bytes = self._read(identity)
 
-    def result(self, run: PlannedRun, *, levels: Mapping[str, Level] | None = None) -> RunResult | None:
+    def result(self, run: PlannedRun) -> RunResult | None:
         """Return the result of a run with its report, or None if it has not ended yet.
 
         Raises:
@@ -169,10 +168,10 @@ class RecordedRuns:
             )
         folder = self._path.parent / RUNS_FOLDER / run.run_id
         report = report_in(folder)
+        # The ledger has only the metrics that are not in the report.
         logged = () if report is None else report.run.metrics
         metrics = tuple(sorted([*logged, *result.metrics], key=lambda value: value.at_s))
-        stated = run.levels if levels is None else levels
-        return replace(result, report=report, metrics=metrics, levels=stated, replicate=run.replicate)
+        return replace(result, report=report, metrics=metrics, levels=run.levels, replicate=run.replicate)
 
     def _read(self, identity: Mapping[str, Any] | None) -> int:
         """Read the complete lines, and return how many bytes they have. An incomplete last line is ignored."""
@@ -188,12 +187,18 @@ class RecordedRuns:
                 value = json.loads(line)
             except (ValueError, RecursionError):
                 value = None
+            # A malformed line becomes a line without a kind, which `_take_over` reports with its number.
             found.append(value if isinstance(value, dict) else {})
-        self._check(found, identity)
+        self._take_over(found)
+        if found and identity is not None:
+            self._check_identity(found[0].get("identity"), identity)
         return len(complete)
 
-    def _check(self, lines: Sequence[dict[str, Any]], identity: Mapping[str, Any] | None) -> None:
-        """Take over the lines. Skip malformed ones, except the first, without which the study is not known."""
+    def _take_over(self, lines: Sequence[dict[str, Any]]) -> None:
+        """Add the runs in the lines. Skip a malformed line, but reject a malformed first line.
+
+        The first line says which study this is, so the other lines mean nothing without it.
+        """
         for number, line in enumerate(lines, start=1):
             kind = line.pop("kind", None)
             try:
@@ -204,6 +209,7 @@ class RecordedRuns:
                     self._add(decode(_Ended, line))
                 elif kind == "started":
                     started = decode(_Started, line)
+                    # Call this only for its error, because `interrupted` computes with the time.
                     dt.datetime.fromisoformat(started.started_at)
                     self._open[started.run_id] = started
                 else:
@@ -213,17 +219,20 @@ class RecordedRuns:
                 if number == 1:
                     raise ConfigError(f"{self._path}, line 1: {error}; {_TO_DO}") from error
                 logger.warning("%s, line %d is malformed and is skipped: %s", self._path, number, error)
-        known = lines[0].get("identity") if lines else None
-        if known is not None and identity is not None:
-            changed = list(differences(known, json.loads(json.dumps(identity, default=str))))
-            if changed:
-                listed = "\n  ".join(changed[:10])
-                raise ConfigError(
-                    f"{self._path} belongs to a study that differs from this one, so its runs cannot be compared\n"
-                    f"  {listed}\n  to do: undo the change, give another --output-dir, or give --fresh to begin again"
-                )
+
+    def _check_identity(self, known: object, identity: Mapping[str, Any]) -> None:
+        """Raise `ConfigError` if the ledger states another identity. A ledger without one belongs to every study."""
+        # Compare with the identity as a ledger would have it, for example with lists instead of tuples.
+        changed = list(differences(known, json.loads(json.dumps(identity, default=str))))
+        if known is not None and changed:
+            listed = "\n  ".join(changed[:10])
+            raise ConfigError(
+                f"{self._path} belongs to a study that differs from this one, so its runs cannot be compared\n"
+                f"  {listed}\n  to do: undo the change, give another --output-dir, or give --fresh to begin again"
+            )
 
     def _add(self, ended: _Ended) -> None:
+        """Add a run that has ended: what it cost, and its result."""
         self._open.pop(ended.run_id, None)
         self.spent_s += ended.wall_s
         self.spent_usd += ended.usd or 0.0
@@ -284,7 +293,8 @@ class Ledger(RecordedRuns):
     def end(self, run: PlannedRun, result: RunResult) -> None:
         """Record how a run ended."""
         # Leave out the values that the script logged, because the report has them.
-        metrics = _without(result.metrics, result.report.run.metrics if result.report is not None else ())
+        in_report = set() if result.report is None else set(result.report.run.metrics)
+        metrics = thinned([value for value in result.metrics if value not in in_report], MAX_METRICS)
         ended = _Ended(**{**_values_of(result), "metrics": metrics}, digest=digest_of(run))
         self._add(ended)
         self._append({"kind": "ended", **encode(ended)})
@@ -292,17 +302,17 @@ class Ledger(RecordedRuns):
     def interrupted(self, run: PlannedRun) -> RunResult | None:
         """Return a result for a run that an earlier start of the study began and did not end, or None.
 
-        The result lasts until the study last saw the run, see `see`. If the job of the run is followed, the result
-        lasts no time, because the result of the job has the whole duration.
+        The wall time of the result ends when the study last saw the run, see `see`.
         """
         started = self._open.get(run.run_id)
         if started is None:
             return None
         folder = self._path.parent / RUNS_FOLDER / run.run_id
         wall_s = 0.0
-        # If there is a job to follow, the run lasts no time here, because the result of the job has the whole cost.
+        # If the executor goes on with the job of the run, the wall time is 0, because the result of the job will have
+        # the whole time and cost.
         if not (folder / JOB_FILE_NAME).exists():
-            # If the study never saw the run, the file is missing, and the run lasts no time.
+            # If the study never saw the run, the file is missing, and the wall time is 0.
             with contextlib.suppress(OSError, ValueError):
                 seen = dt.datetime.fromisoformat((folder / _ALIVE_FILE_NAME).read_text().strip())
                 wall_s = max(0.0, (seen - dt.datetime.fromisoformat(started.started_at)).total_seconds())
@@ -339,11 +349,6 @@ _TO_DO = "give another --output-dir, or --fresh to begin again"
 
 def _values_of(run: EndedRun) -> dict[str, Any]:
     return {each.name: getattr(run, each.name) for each in fields(EndedRun)}
-
-
-def _without(values: Sequence[LoggedMetric], known: Sequence[LoggedMetric]) -> tuple[LoggedMetric, ...]:
-    seen = set(known)
-    return thinned([value for value in values if value not in seen], MAX_METRICS)
 
 
 def _now() -> str:

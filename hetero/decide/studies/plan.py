@@ -6,12 +6,13 @@ factor.
 
 from __future__ import annotations
 
+import argparse
 import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from hetero.config import LaunchOptions
+from hetero.config import resolve_prices
 from hetero.decide.studies.cells.constraints import Cell, derive
 from hetero.decide.studies.cells.designs import Correlations, correlations, rows_of
 from hetero.decide.studies.placeholders import filled, level_text
@@ -49,14 +50,8 @@ def catalogue_of(options: Mapping[str, object]) -> Catalogue:
     Raises:
         ConfigError: If a price or a price list is malformed or unknown.
     """
-    stated = {name: options[name] for name in PRICE_OPTIONS if options.get(name) is not None}
-    prices = stated.get("prices", ())
-    return Catalogue.load(
-        profile=_text_or_none(stated.get("price_profile")),
-        region=str(stated.get("region", LaunchOptions(script="-").region)),
-        price_file=_text_or_none(stated.get("price_file")),
-        overrides=tuple(map(str, prices)) if isinstance(prices, (list, tuple)) else (str(prices),),
-    )
+    stated = {name: options.get(name) for name in PRICE_OPTIONS}
+    return resolve_prices(argparse.Namespace(**stated)).catalogue()
 
 
 def plan_study(study: Study, catalogue: Catalogue) -> StudyPlan:
@@ -74,25 +69,26 @@ def plan_study(study: Study, catalogue: Catalogue) -> StudyPlan:
 
 
 def _plan_study(study: Study, catalogue: Catalogue) -> StudyPlan:
-    """Return the cells and runs of a study, in the order in which the runs begin."""
+    """Return the runs of a study, see `plan_study`. Messages do not name the file."""
     rows = rows_of(study.design, study.factors, seed=study.seed)
     if len(rows) * study.replicates > MAX_RUNS:
         raise ConfigError(f"the study has {len(rows) * study.replicates} runs; expected at most {MAX_RUNS}")
     cells = tuple(derive(study, rows, catalogue))
     runs: list[PlannedRun] = []
     cell_of: dict[str, Cell] = {}
-    expected: dict[str, float] = {}
-    times: dict[tuple[object, ...], int] = {}
+    expected_s: dict[str, float] = {}
+    num_replicates: dict[tuple[object, ...], int] = {}
     for cell in cells:
-        # If a table or a fraction has a combination twice, the second one counts as a replicate.
-        key = tuple((name, type(level).__name__, level) for name, level in sorted(cell.levels.items()))
+        # If a table or a fraction has a combination twice, the second one counts as a replicate. The type is part of
+        # the combination, because True equals 1.
+        combination = tuple((name, type(level).__name__, level) for name, level in sorted(cell.levels.items()))
         for _ in range(study.replicates):
-            times[key] = times.get(key, 0) + 1
-            run = _run(study, cell, number=len(runs), replicate=times[key])
+            num_replicates[combination] = num_replicates.get(combination, 0) + 1
+            run = _run(study, cell, number=len(runs), replicate=num_replicates[combination])
             runs.append(run)
             cell_of[run.run_id] = cell
             if cell.settings.expected_minutes is not None:
-                expected[run.run_id] = 60 * cell.settings.expected_minutes
+                expected_s[run.run_id] = 60 * cell.settings.expected_minutes
     if study.order == "random":
         random.Random(study.seed).shuffle(runs)
     return StudyPlan(
@@ -100,13 +96,14 @@ def _plan_study(study: Study, catalogue: Catalogue) -> StudyPlan:
         cells=cells,
         runs=tuple(runs),
         cell_of=cell_of,
-        expected_s=expected,
+        expected_s=expected_s,
         correlations=correlations(rows, study.factors) if len(study.factors) > 1 else None,
     )
 
 
 def _run(study: Study, cell: Cell, *, number: int, replicate: int) -> PlannedRun:
     """Return the run of a cell with all placeholders filled in."""
+    # Replicates differ in their seed, unless the seed is a factor.
     seed = cell.levels.get("seed", study.seed + replicate - 1)
     values: dict[str, Level] = {**cell.levels, **cell.quantities, "seed": seed, "replicate": replicate}
     shown = [f"{name}={level_text(level)}" for name, level in cell.levels.items()]
@@ -122,6 +119,7 @@ def _run(study: Study, cell: Cell, *, number: int, replicate: int) -> PlannedRun
         # host.
         stated = options.setdefault("nproc_per_node", max(1, values["ranks"] // int(values["hosts"])))
         started = stated * int(values["hosts"]) if isinstance(stated, int) else 0
+        # The quantities of the run, such as its global batch, hold only for this number of ranks.
         if started != values["ranks"]:
             raise ConfigError(
                 f"ranks: found {values['ranks']} for {', '.join(shown)}, but {stated} on each of "
@@ -167,7 +165,3 @@ def only(plan: StudyPlan, levels: Mapping[str, str]) -> StudyPlan:
         if all(level_text(plan.cell_of[run.run_id].levels[name]) == text for name, text in levels.items())
     ]
     return replace(plan, runs=tuple(runs))
-
-
-def _text_or_none(value: object) -> str | None:
-    return None if value is None else str(value)

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hetero.decide.studies.study_file import Metric
-from hetero.errors import ConfigError
 from hetero.metrics.logged import LoggedMetric
 
 __all__ = [
@@ -33,12 +32,11 @@ class Interval:
     high: float | None
 
 
-def interval_of(values: Sequence[float], *, coverage: float = 0.95, is_positive: bool = False) -> Interval | None:
-    """Return the mean of independent values with its interval by Student's t distribution. None without values.
+def interval_of(values: Sequence[float], *, is_positive: bool = False) -> Interval | None:
+    """Return the mean of independent values with its 95 % interval by Student's t distribution. None without values.
 
     Args:
         values: Finite numbers, one per replicate.
-        coverage: Share of such intervals that contain the true mean, in (0, 1).
         is_positive: Whether the values are times or amounts. If so, the interval is computed for the logarithm of the
             mean, so it never contains 0 or less. The standard error of this logarithm is the mean's standard error
             divided by the mean.
@@ -49,7 +47,7 @@ def interval_of(values: Sequence[float], *, coverage: float = 0.95, is_positive:
     if len(values) == 1:
         return Interval(mean=mean, low=None, high=None)
     std = statistics.stdev(values)
-    half = t_quantile(len(values) - 1, coverage) * std / math.sqrt(len(values))
+    half = t_quantile(len(values) - 1, coverage=0.95) * std / math.sqrt(len(values))
     low, high = mean - half, mean + half
     # Two replicates that differ much once had an interval with seconds and dollars below zero.
     if is_positive and mean > 0:
@@ -63,21 +61,15 @@ def t_quantile(freedom: int, coverage: float) -> float:
     Args:
         freedom: Degrees of freedom, at least 1.
         coverage: In (0, 1), for example 0.95.
-
-    Raises:
-        ConfigError: If an argument is out of range.
     """
-    if freedom < 1 or not 0 < coverage < 1:
-        raise ConfigError(
-            f"t_quantile: found {freedom} degrees of freedom and coverage {coverage}; expected >= 1, (0, 1)"
-        )
-    # The square of a variable with this distribution has the F distribution with 1 and `freedom` degrees.
+    # The square of a variable with this distribution has the F distribution with 1 and `freedom` degrees. So find the
+    # quantile by bisection: first an upper bound, then ever closer bounds.
     low, high = 0.0, 1.0
     while 1 - f_tail(high**2, 1, freedom) < coverage:
         low, high = high, 2 * high
     while high - low > 1e-12 * high:
         middle = (low + high) / 2
-        # The two bounds are neighbours among the floating point numbers.
+        # Stop if no floating point number is between the bounds.
         if middle in (low, high):
             break
         if 1 - f_tail(middle**2, 1, freedom) < coverage:
@@ -101,10 +93,12 @@ def f_tail(ratio: float, first: int, second: int) -> float:
     u = np.linspace(0.0, end, 2001)
     values = 2 * np.sin(u) ** (2 * a - 1) * np.cos(u) ** (2 * b - 1)
     step = end / 2000
+    # Simpson's weights: 1, 4, 2, 4, 2, ..., 4, 1.
     weights = np.ones(2001)
     weights[1:-1:2], weights[2:-1:2] = 4, 2
-    below = step / 3 * float(weights @ values) / math.exp(log_beta)
-    return min(1.0, max(0.0, 1.0 - below))
+    share_below = step / 3 * float(weights @ values) / math.exp(log_beta)
+    # Keep a rounding error within the bounds of a probability.
+    return min(1.0, max(0.0, 1.0 - share_below))
 
 
 def series_of(metrics: Iterable[LoggedMetric], name: str) -> list[LoggedMetric]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hetero.cluster import slug
+from hetero.cluster import ClusterSpec, slug
 from hetero.decide.studies.cells.constraints import Cell
 from hetero.decide.studies.checks import CHECKS, check_study
 from hetero.decide.studies.conduct import Progress, conduct, read_results
@@ -51,9 +51,11 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-_SAME = ("args", "factors", "design", "order", "constraints", "replicates", "seed", "groups", "channels", "options")
-
-ExecutorFactory = Callable[[Study, Catalogue], Executor]
+_SAME = (
+    *("args", "factors", "design", "order", "constraints", "replicates", "seed", "groups", "channels", "options"),
+    *("environment", "values"),
+)
+"""Keys of the file that must stay the same for the runs of a study to be comparable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +88,7 @@ class Preparation:
 
     def check_start(self) -> None:
         """Raise `ConfigError` if a run cannot start on this host, for example because its script does not exist."""
-        # Look for missing files now. Without this check, a missing file was found when its run began, perhaps after
-        # hours.
+        # Without this check, a missing file was found when its run began, perhaps after hours.
         missing = list(dict.fromkeys(_missing(self.plan)))
         if missing:
             listed = "\n  ".join(missing[:MAX_ROWS])
@@ -107,21 +108,26 @@ def prepare_study(path: Path, *, levels: Mapping[str, str] | None = None, replic
             the cluster file.
         ClusterError: If the role of a group is unclear, or a cluster file is malformed.
     """
-    # Read the file and plan all runs. Checks are about all of them, except for the budget.
+    # Read the file and plan all runs.
     study = _with_clusters(read_study(path))
     if replicates is not None:
         study = replace(study, replicates=whole_of(replicates, "--replicates", 1, MAX_RUNS))
-    catalogue = catalogue_of(_resolved(study.settings.options, path.parent))
+    options = dict(study.settings.options)
+    if options.get("price_file"):
+        # Paths in the file are relative to its folder.
+        options["price_file"] = str(path.parent / str(options["price_file"]))
+    catalogue = catalogue_of(options)
     plan = plan_study(study, catalogue)
     plan = replace(plan, runs=tuple(_started(run, study) for run in plan.runs))
     _check_clusters(study, plan.cells)
+    # The budget is checked for the selected runs, and all else for the whole study.
     selected = only(plan, levels) if levels else plan
     findings = tuple(check_study(plan, catalogue, selected=selected))
     return Preparation(plan=selected, whole=plan, catalogue=catalogue, findings=findings)
 
 
 def _missing(plan: StudyPlan) -> Iterator[str]:
-    """Yield what the runs need and this host does not have."""
+    """Yield a sentence for each script and channel that the runs need and this host does not have."""
     for run in plan.runs:
         try:
             find_script(run.script, is_module=bool(run.options.get("module")))
@@ -140,51 +146,53 @@ def _started(run: PlannedRun, study: Study) -> PlannedRun:
 
 
 def _with_clusters(study: Study) -> Study:
-    """Return a study that launches with the groups of its cluster files, where it does not state groups itself."""
+    """Return the study. If it uses ``hetero launch``, groups that it does not state are those of its cluster files.
+
+    A level may have its own cluster file in its options. The executor's cluster file gives the groups of the study.
+    """
     if study.executor.kind != "launch":
         return study
 
-    def filled(settings: Settings, path: object) -> Settings:
+    def with_groups(settings: Settings, path: object) -> Settings:
         if settings.groups or not isinstance(path, str):
             return settings
         roles = settings.options.get("roles", study.settings.options.get("roles"))
-        cluster = read_cluster(study.path.parent / path, host=_host(study), roles=roles)
-        return replace(settings, groups=groups_of(cluster))
-
-    def of_level(settings: Settings) -> Settings:
-        return filled(settings, settings.options.get("cluster_file"))
+        return replace(settings, groups=groups_of(_read_cluster(study, path, roles)))
 
     factors = [
-        replace(factor, settings={level: of_level(each) for level, each in factor.settings.items()})
+        replace(
+            factor,
+            settings={
+                level: with_groups(settings, settings.options.get("cluster_file"))
+                for level, settings in factor.settings.items()
+            },
+        )
         for factor in study.factors
     ]
-    return replace(study, settings=filled(study.settings, _cluster_file(study, study.settings)), factors=tuple(factors))
+    own = with_groups(study.settings, _cluster_file(study, study.settings))
+    return replace(study, settings=own, factors=tuple(factors))
 
 
 def _check_clusters(study: Study, cells: Sequence[Cell]) -> None:
     """Raise `ConfigError` if a cell has other groups than the cluster file that it is launched on."""
-    for settings in [cell.settings for cell in cells] if study.executor.kind == "launch" else ():
+    if study.executor.kind != "launch":
+        return
+    for settings in (cell.settings for cell in cells):
         path = _cluster_file(study, settings)
+        # A missing or malformed path is reported when the executor is made.
         if isinstance(path, str):
-            file = study.path.parent / path
-            check_groups(
-                settings.groups, read_cluster(file, host=_host(study), roles=settings.options.get("roles")), file
-            )
+            cluster = _read_cluster(study, path, settings.options.get("roles"))
+            check_groups(settings.groups, cluster, study.path.parent / path)
 
 
 def _cluster_file(study: Study, settings: Settings) -> object:
     return settings.options.get("cluster_file") or study.executor.settings.get("cluster_file")
 
 
-def _host(study: Study) -> str | None:
+def _read_cluster(study: Study, path: str, roles: object) -> ClusterSpec:
+    """Return the cluster in a file relative to the study's folder, as the host that the executor states sees it."""
     host = study.executor.settings.get("host")
-    return None if host is None else str(host)
-
-
-def _resolved(options: Mapping[str, object], folder: Path) -> dict[str, object]:
-    """Return the options with a price file relative to the study's folder."""
-    stated = options.get("price_file")
-    return {**options, "price_file": str(folder / str(stated))} if stated else dict(options)
+    return read_cluster(study.path.parent / path, host=None if host is None else str(host), roles=roles)
 
 
 def default_folder(study: Study) -> Path:
@@ -228,20 +236,20 @@ def identity_of(study: Study) -> dict[str, Any]:
     The budget, expected durations and targets of metrics may change between two starts.
     """
     found: dict[str, Any] = {name: study.document[name] for name in _SAME if name in study.document}
-    found |= {name: study.document[name] for name in ("environment", "values") if name in study.document}
-    if "factors" in found:
-        found["factors"] = {name: _without_expectation(value) for name, value in found["factors"].items()}
+    found["factors"] = {name: _without_expectation(value) for name, value in found["factors"].items()}
     found["metrics"] = [{"name": metric.name, "regex": metric.regex} for metric in study.metrics]
     found["executor"] = study.executor.kind
-    every = [study.settings, *(each for factor in study.factors for each in factor.settings.values())]
-    is_module = any(settings.options.get("module") for settings in every)
-    # The script of a module has no path in the file.
+    all_settings = [study.settings, *(each for factor in study.factors for each in factor.settings.values())]
+    is_module = any(settings.options.get("module") for settings in all_settings)
+    # If the script is a module, the file states the name of the module and not a path.
     script = find_script(study.script, is_module=True) if is_module else study.script_path
     # Runs before and after an edit of the script are not comparable. A canary once forecast from both.
     return {"script": study.script, "content of the script": digest_of_script(script), **found}
 
 
 def _without_expectation(levels: Any) -> Any:
+    """Return the levels of a factor, as the file states them, without their expected durations."""
+    # Levels in a list are values without settings.
     if not isinstance(levels, Mapping):
         return levels
     return {
@@ -292,7 +300,7 @@ def run_study(
     # Also after Ctrl-C and SIGTERM, which once ended a study without results.
     except BaseException:
         if (folder / LEDGER_FILE_NAME).is_file():
-            # For example a ledger of another study, as the first error says.
+            # If the results cannot be read or written, the first error already says why, or matters more.
             with contextlib.suppress(ConfigError):
                 write_results(preparation, read_results(preparation.whole.runs, folder, identity=identity), folder)
         raise
@@ -349,14 +357,17 @@ def preview_text(preparation: Preparation, executor: Executor | None) -> str:
 
 
 def _run_rows(runs: Sequence[PlannedRun], plan: StudyPlan) -> list[list[str]]:
-    """Return the rows of the table of runs: number, factors, and the quantities that vary."""
+    """Return the rows of the table of runs: number, factors, the quantities that vary, and always ranks and epochs."""
     names = [factor.name for factor in plan.study.factors]
-    varied = dict.fromkeys(name for run in runs for name in run.levels if name not in names)
-    shown = [name for name in varied if len({run.levels.get(name) for run in runs}) > 1 or name in ("ranks", "epochs")]
+    quantities = dict.fromkeys(name for run in runs for name in run.levels if name not in names)
+    shown = [
+        name for name in quantities if name in ("ranks", "epochs") or len({run.levels.get(name) for run in runs}) > 1
+    ]
     table = [["run", *names, *shown]]
     for run in runs[:MAX_ROWS]:
         cell = plan.cell_of[run.run_id]
         levels = [level_text(cell.levels[name]) for name in names]
+        # The id of a run begins with its number.
         table.append([run.run_id.partition("-")[0], *levels, *(level_text(run.levels.get(name, "")) for name in shown)])
     if len(runs) > MAX_ROWS:
         table.append(["...", *[""] * (len(table[0]) - 1)])
@@ -365,19 +376,18 @@ def _run_rows(runs: Sequence[PlannedRun], plan: StudyPlan) -> list[list[str]]:
 
 def _expected_text(plan: StudyPlan, executor: Executor | None) -> str:
     """Return the expected time and cost of all runs, and the budget, as one line."""
-    known = [run for run in plan.runs if run.run_id in plan.expected_s]
-    if not known:
+    hours = {run.run_id: plan.expected_s[run.run_id] / 3600 for run in plan.runs if run.run_id in plan.expected_s}
+    if not hours:
         return "expected time and cost: unknown, because the study states no expected_minutes"
-    total_s = sum(plan.expected_s[run.run_id] for run in known)
-    text = f"expected: {total_s / 3600:.2f} h"
-    prices = [None if executor is None else executor.hourly_usd(run) for run in known]
-    if None not in prices:
-        usd = sum((price or 0.0) * plan.expected_s[run.run_id] / 3600 for run, price in zip(known, prices, strict=True))
-        text += f", USD {usd:,.2f}"
-    else:
+    text = f"expected: {sum(hours.values()):.2f} h"
+    prices = [None if executor is None else executor.hourly_usd(run) for run in plan.runs if run.run_id in hours]
+    if None in prices:
         text += ", cost unknown because a price is missing"
-    if len(known) < len(plan.runs):
-        text += f", without {counted(len(plan.runs) - len(known), 'run')} whose duration is unknown"
+    else:
+        usd = sum((price or 0.0) * each for price, each in zip(prices, hours.values(), strict=True))
+        text += f", USD {usd:,.2f}"
+    if len(hours) < len(plan.runs):
+        text += f", without {counted(len(plan.runs) - len(hours), 'run')} whose duration is unknown"
     budget = plan.study.budget
     limits = [f"USD {budget.usd:g}"] if budget.usd is not None else []
     limits += [f"{budget.hours:g} h"] if budget.hours is not None else []
@@ -387,6 +397,7 @@ def _expected_text(plan: StudyPlan, executor: Executor | None) -> str:
 def progress_text(progress: Progress) -> str:
     """Return one line about the progress of a study."""
     run, result = progress.run, progress.result
+    failed = f"; {progress.num_failed} failed" if progress.num_failed else ""
     if result is None:
         head = f"run {progress.num_done + 1} of {progress.num_total}: {run.run_id}"
     else:
@@ -395,6 +406,8 @@ def progress_text(progress: Progress) -> str:
         number = run.run_id if result.state == STOPPED else f"{progress.num_done} of {progress.num_total}"
         head = f"run {number} {result.state} after {result.wall_s:.0f} s{cost}"
         head += f": {result.cause}" if result.cause else ""
+    if progress.num_done == progress.num_total:
+        return f"{head}; left: nothing{failed}"
     left = []
     if progress.left_s is not None:
         left.append(_duration_text(progress.left_s))
@@ -402,9 +415,6 @@ def progress_text(progress: Progress) -> str:
         left.append(f"USD {progress.left_usd:.2f}")
     if progress.num_unknown:
         left.append(f"{counted(progress.num_unknown, 'run')} of unknown duration")
-    if progress.num_done == progress.num_total:
-        left = []
-    failed = f"; {progress.num_failed} failed" if progress.num_failed else ""
     return f"{head}; left: {', '.join(left) or 'nothing'}{failed}"
 
 

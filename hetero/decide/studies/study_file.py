@@ -180,13 +180,11 @@ class Metric:
     nothing ends it.
     """
 
-    def is_better(self, value: float, other: float) -> bool:
-        """Return whether a value is better than another."""
-        return value > other if self.goal == "max" else value < other
-
     def reaches(self, value: float) -> bool:
         """Return whether a value has reached the target. False without a target."""
-        return self.target is not None and (value == self.target or self.is_better(value, self.target))
+        if self.target is None:
+            return False
+        return value >= self.target if self.goal == "max" else value <= self.target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,7 +334,7 @@ def _name(value: object, path: str) -> str:
 
 
 def _exact(level: Level) -> tuple[str, Level]:
-    """Return a key that tells true from 1."""
+    """Return a key that tells the level true from the level 1, which are equal in Python."""
     return ("bool" if isinstance(level, bool) else "", level)
 
 
@@ -371,18 +369,23 @@ def _row(value: object, path: str, factors: Sequence[Factor]) -> Mapping[str, Le
 
 
 def _settings(found: Mapping[str, Any], path: str) -> Settings:
-    """Return the settings of the study (empty ``path``), or of a level at ``path``."""
+    """Return the settings of the study, or of a level.
+
+    Args:
+        found: The settings as the file states them.
+        path: Key of the level with a dot at its end, for messages. Empty for the study.
+    """
     check_keys(found, _OF_SETTINGS, path)
     groups = tuple(
         _group(each, f"{path}groups[{at}]")
         for at, each in enumerate(sequence(found.get("groups", []), f"{path}groups"))
     )
     options = _options(mapping(found.get("options", {}), f"{path}options"), f"{path}options")
-    prices = next((name for name in options if name in PRICE_OPTIONS), None)
-    if path and prices is not None:
+    price_option = next((name for name in options if name in PRICE_OPTIONS), None)
+    if path and price_option is not None:
         raise ConfigError(
-            f"{path}options.{prices}: found in a level, expected in the options of the study, because all runs have "
-            "the same prices"
+            f"{path}options.{price_option}: found in a level, expected in the options of the study, because all runs "
+            "have the same prices"
         )
     minutes = found.get("expected_minutes")
     if minutes is not None and not (isinstance(minutes, (int, float)) and 0 < minutes < math.inf):
@@ -413,6 +416,7 @@ def _values(found: Mapping[str, Any], path: str) -> Mapping[str, Level]:
 
 
 def _group(value: object, path: str) -> str:
+    """Return the text of a group. A text with placeholders is checked later, when they are replaced."""
     text = text_of(value, path)
     if not placeholders([text]):
         check_group(text, path)
@@ -420,15 +424,7 @@ def _group(value: object, path: str) -> str:
 
 
 def check_group(text: str, path: str) -> None:
-    """Check the text of a group.
-
-    Args:
-        text: The text, without placeholders.
-        path: Its key, for messages.
-
-    Raises:
-        ConfigError: If it is not ``NAME=TYPE:COUNT``.
-    """
+    """Raise `ConfigError` unless the text of a group is ``NAME=TYPE:COUNT``. Messages call it ``path``."""
     try:
         parse_group(text)
     except ConfigError as error:
@@ -438,21 +434,24 @@ def check_group(text: str, path: str) -> None:
 def _options(found: Mapping[str, Any], path: str) -> Mapping[str, object]:
     """Return launch options by the names of a configuration file. The file may use the names of the flags too."""
     known = {each.name: each for each in fields(LaunchOptions)}
-    of_flags = {flag_of(each).removeprefix("--").replace("-", "_"): name for name, each in known.items()}
+    name_of_flag = {flag_of(each).removeprefix("--").replace("-", "_"): name for name, each in known.items()}
     options: dict[str, object] = {}
     try:
         for key, value in found.items():
             name = str(key).replace("-", "_")
-            name = of_flags.get(name, name)
+            name = name_of_flag.get(name, name)
             if name in options:
                 raise ConfigError(f"{name} is stated twice, expected one of both names")
             options[name] = tuple(value) if isinstance(value, list) else value
-            # Checked by the code that reads the option in a job. nproc_per_node: 0 was a ZeroDivisionError of the study
-            # before.
+            # Reject an unknown name.
             stated_flags({name: value})
-            # The service that the option belongs to, because another level may state it.
+            # Check the value with the code that reads the option in a job. nproc_per_node: 0 was a ZeroDivisionError of
+            # the study before. An option of one data service is checked with this service, which another level may
+            # state.
             service = known[name].metadata["data_service"] or known["data_service"].default
             resolved = getattr(_resolved({"data_service": service, name: options[name]}), name)
+            # Keep the value of a text, such as the number in "2". A path stays a text, because it is relative to the
+            # study.
             if isinstance(value, str) and not isinstance(resolved, Path):
                 options[name] = resolved
     except ConfigError as error:
@@ -461,11 +460,7 @@ def _options(found: Mapping[str, Any], path: str) -> Mapping[str, object]:
 
 
 def check_options(options: Mapping[str, object]) -> None:
-    """Check the launch options of a run together.
-
-    Raises:
-        ConfigError: If an option cannot be used with another one.
-    """
+    """Raise `ConfigError` if a launch option of a run cannot be used with another one."""
     try:
         _resolved(options)
     except ConfigError as error:
@@ -473,10 +468,12 @@ def check_options(options: Mapping[str, object]) -> None:
 
 
 def _resolved(options: Mapping[str, object]) -> LaunchOptions:
+    """Return launch options as a job would read them from flags, with any script."""
     return resolve_options(argparse.Namespace(script="-", **options), {}, None)
 
 
 def _environment(value: object, path: str) -> Mapping[str, str]:
+    """Return variables by name. Raise `ConfigError` for a name that no variable can have."""
     found = texts_of(value, path)
     for name in found:
         # Reject the name here, because it would fail only when the first run starts.
@@ -495,6 +492,7 @@ def _executor(value: object) -> ExecutorChoice:
     if len(found) != 1:
         raise ConfigError(f"executor: found {len(found)} entries, expected one of {', '.join(_EXECUTORS)}")
     ((kind, settings),) = found.items()
+    # `launch: FILE` is short for `launch: {cluster_file: FILE}`.
     if kind == "launch" and isinstance(settings, str):
         settings = {"cluster_file": settings}
     return ExecutorChoice(kind=kind, settings=mapping(settings or {}, f"executor.{kind}"))

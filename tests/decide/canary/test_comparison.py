@@ -46,7 +46,7 @@ def test_undecided_pair_is_the_one_that_competes() -> None:
 
 def test_candidates_with_equal_runs_have_independent_draws() -> None:
     one, two = made("one", 200, 1.0), made("two", 200, 1.01)
-    assert abs(np.corrcoef(one.time_s, two.time_s)[0, 1]) < 0.1
+    assert abs(np.corrcoef(one.usd, two.usd)[0, 1]) < 0.1
     found = decide([one, two])
     assert found is not None
     assert found.cheapest == ""  # 1 % more is less than what the runs tell

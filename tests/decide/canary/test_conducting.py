@@ -175,7 +175,7 @@ def test_speed_of_a_type_without_hosts_is_rejected(data: Path, tmp_path: Path) -
 
 
 def test_note_names_the_types_whose_speed_is_not_stated() -> None:
-    assert "give --as-fast-as TYPE for a and b." in conducting._note("Costs are not known.", ["a", "b"])
+    assert "give --as-fast-as TYPE for a and b." in conducting._note("Costs are not known.", "a and b")
 
 
 def test_share_of_samples_is_the_real_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from hetero.decide.canary.comparison import CERTAIN
 from hetero.decide.canary.design import MAX_RUNS
 from hetero.decide.canary.model import RULES
 from hetero.decide.canary.points import MAX_FRACTION, MIN_FRACTIONS, MIN_RUNS
-from hetero.decide.canary.refusals import MAX_HALF_WIDTH
 from hetero.decide.canary.suggestions import BUDGET_S
 from hetero.errors import ExitCode
 from hetero.loaders.parts import FRACTION_VARIABLE, PART_SEED_VARIABLE
+from hetero.metrics.excess import MAX_EXCESS
 
 WORDS = {3: "three", 4: "four", 10: "ten"}
 PAGE = " ".join((Path(__file__).parents[3] / "docs" / "canary.md").read_text(encoding="utf-8").split())
@@ -28,8 +28,8 @@ def test_table_of_rules_has_every_rule_and_no_other() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        f"wider than {100 * MAX_HALF_WIDTH:.0f} % of the value to each side",
-        f"Below {100 * CERTAIN:.0f} % it says",
+        f"wider than {100 * MAX_EXCESS:.0f} % of the value to each side",
+        f"Below {100 * CERTAIN:.0f} % the answer is",
         f"`{FRACTION_VARIABLE}` and `{PART_SEED_VARIABLE}`",
         f"each has at least {WORDS[MIN_RUNS]}.",
         f"fewer than {WORDS[MIN_RUNS]} runs finished, or they had fewer than {WORDS[MIN_FRACTIONS]} different",

@@ -306,8 +306,6 @@ def test_stopped_run_is_named_and_does_not_count_as_done() -> None:
         num_done=0,
         num_total=6,
         num_failed=0,
-        spent_s=26.0,
-        spent_usd=None,
         left_s=None,
         left_usd=None,
         num_unknown=6,

@@ -28,7 +28,7 @@ def draws_of(report: CanaryReport) -> dict[str, Callable[[], Plot | None]]:
 
 
 def figure_plot(candidate: Candidate, figure: ForecastFigure) -> Plot:
-    """Return the canary runs with the line through them, and the forecast of the whole with its interval.
+    """Return a plot of a figure: the canary runs with the line through them, and the forecast of the whole.
 
     The left half shows the canaries, the right half the whole, because a few percent and the whole do not fit on one
     axis.
@@ -64,7 +64,7 @@ def figure_plot(candidate: Candidate, figure: ForecastFigure) -> Plot:
 
 
 def comparison_plot(candidates: Sequence[Candidate], name: str) -> Plot | None:
-    """Return a figure of all candidates side by side, or None if no candidate has it."""
+    """Return a plot of a figure of all candidates side by side, or None if no candidate has the figure."""
     shown = [(each, figure) for each in candidates if (figure := each.figure(name)) is not None]
     if not shown:
         return None

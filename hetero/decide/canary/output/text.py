@@ -34,9 +34,11 @@ def canary_text(report: CanaryReport) -> str:
 
 
 def headline_of(candidate: Candidate) -> str:
-    """Return one sentence about the candidate."""
+    """Return a few sentences about a candidate: its runs, and the forecast of time, cost and lack of memory."""
     num_runs = counted(len(candidate.points), "canary run")
-    ends = [percent(end([point.fraction for point in candidate.points], default=0.0)) for end in (min, max)]
+    fractions = [point.fraction for point in candidate.points]
+    ends = percent(min(fractions, default=0.0)), percent(max(fractions, default=0.0))
+    # Runs of a single fraction show this fraction once.
     span = f"{' to '.join(dict.fromkeys(ends))} of the data"
     excess = mean_excess(candidate.points)
     disturbed = f"{excess_text(excess)}. " if excess > SMALL_EXCESS else ""
@@ -51,13 +53,14 @@ def headline_of(candidate: Candidate) -> str:
     if cost is not None and not candidate.refused("cost"):
         text += f" and costs {value_text(cost)} ({interval_text(cost)})"
     risk = candidate.out_of_memory
+    # A smaller risk would be shown as 0 %.
     if risk is not None and risk >= 0.01:
         text += f". A host runs out of memory with a probability of {risk:.0%}"
     return f"{text}."
 
 
 def summary_rows(report: CanaryReport) -> list[tuple[str, ...]]:
-    """Return a row for each candidate. A refused figure is a word."""
+    """Return a row for each candidate. A figure is ``refused`` if it was refused, and ``-`` if it is not known."""
     rows = []
     for candidate in report.candidates:
         cells = [candidate.name]

@@ -23,21 +23,21 @@ def processes_per_cpu(cpu_s: float, wait_s: float) -> float:
         cpu_s: CPU seconds of a sample.
         wait_s: Seconds that a sample waits, mostly for storage.
     """
-    # For each process that computes, wait / CPU time others wait meanwhile.
+    # While one process computes for ``cpu_s``, ``wait_s / cpu_s`` others wait.
     return min(MOST_PROCESSES_PER_CPU, 1 + wait_s / cpu_s) if cpu_s > 0 else 1.0
 
 
 def endpoints_on(
     machine: Machine, figures: UncertainFigures, profile: Profile, *, wanted: int | None, has_memory: bool = False
 ) -> tuple[int, bool]:
-    """Return the number of endpoints of a data host, and whether its memory limits it.
+    """Return the number of endpoints of a data host, and whether its memory limits this number.
 
     Args:
         machine: The host's type.
         figures: What a sample costs on it.
-        profile: For the memory of an endpoint.
+        profile: Has the memory that an endpoint needs.
         wanted: The number that the user wants. None means one per vCPU, or more if they wait for storage.
-        has_memory: Whether to assume memory for all.
+        has_memory: Whether to assume that the memory suffices for any number.
     """
     cpu_s, wait_s = figures.costs_on(machine, machine.vcpus)
     number = wanted or math.floor(machine.vcpus * processes_per_cpu(float(cpu_s[0]), float(wait_s[0])))
@@ -46,5 +46,5 @@ def endpoints_on(
     shared = supply.endpoint_shared_bytes.value if supply.endpoint_shared_bytes else 0.0
     if machine.memory_bytes is None or private <= 0 or has_memory:
         return number, False
-    fitting = int((machine.memory_bytes * MEMORY_SHARE - shared) // private)
-    return max(0, min(number, fitting)), fitting < number
+    num_fitting = int((machine.memory_bytes * MEMORY_SHARE - shared) // private)
+    return max(0, min(number, num_fitting)), num_fitting < number

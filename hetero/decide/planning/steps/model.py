@@ -8,8 +8,8 @@ The slowest part determines a step. The parts overlap, so the step time is at le
 - the time that the CPUs of the trainer host need to receive them and to run the ranks
 - the time of a batch / the batches that a rank's window holds
 
-`StepModel.expected_s` computes this for thousands of clusters at once. The parts also wait for each other. How much
-longer steps therefore take shows the timeline of a cluster (timelines.py), which `StepModel.predict` adds.
+`StepModel.expected_s` computes this for thousands of clusters at once. The parts also wait for each other, which makes
+steps longer. `StepModel.predict` adds this from the timeline of a cluster (timelines.py).
 
 The figures of a profile are uncertain. `StepModel` therefore computes each step time many times, each time with
 other figures that the measurements also allow (uncertain.py). An interval is the range of 90 % of these step times.
@@ -28,11 +28,12 @@ from numpy.typing import NDArray
 from hetero.decide.planning.candidates import Candidate
 from hetero.decide.planning.machines import Machine
 from hetero.decide.planning.steps.endpoints import endpoints_on
-from hetero.decide.planning.steps.forms import Forms
-from hetero.decide.planning.steps.timelines import WINDOW_PER_ENDPOINT, Timelines, window_batches
+from hetero.decide.planning.steps.forms import bytes_per_sample, codec_s
+from hetero.decide.planning.steps.timelines import Timelines, window_batches
 from hetero.decide.planning.steps.uncertain import Array, UncertainFigures
 from hetero.metrics.headspace import number_for_headspace
 from hetero.metrics.profile.profile import NEARLY_BUSY, Profile
+from hetero.reader.reader import PREFETCH_FACTOR
 from hetero.report.plan import AS_IS, BOTTLENECKS
 
 __all__ = ["INTERVAL", "NUM_DRAWS", "REMOVABLE", "Prediction", "StepModel"]
@@ -127,13 +128,12 @@ class StepModel:
         self.timelines = timelines or Timelines(profile, vcpu_speeds=vcpu_speeds, endpoints_per_host=endpoints_per_host)
         """The timelines of the clusters that were predicted."""
         self._figures = UncertainFigures(profile, vcpu_speeds=vcpu_speeds, num_draws=num_draws)
-        self._figures.correct(self.timelines.correction)
+        self._figures.correction = self.timelines.correction
         self._num_draws = num_draws
         self._endpoints_per_host = endpoints_per_host
         self._is_limited = is_limited
         self._profile = profile
         self._training = profile.training
-        self._forms = Forms(profile)
         self.headspace_s = self._figures.headspace_s
         receive, cores = self._training.receive_cpu_s_per_gb, self._training.rank_cpu_cores
         self._receive_s_per_byte = receive.value / 1e9 if receive else 0.0
@@ -158,18 +158,19 @@ class StepModel:
         )
 
     def settled(self, candidate: Candidate) -> Candidate:
-        """Return the candidate with a stated number of endpoints if its data hosts are of two types and wait.
+        """Return the candidate with one number of endpoints for all its data hosts, where a job needs that.
 
-        A job has one number of endpoints for all data hosts. Only with the launcher's default, one endpoint per vCPU,
-        do two types get different numbers.
+        A job states one number of endpoints for all data hosts. Types get different numbers only with the launcher's
+        default of one endpoint per vCPU.
         """
         if len(candidate.data) < 2 or candidate.endpoints_per_host is not None:
             return candidate
-        numbers = [self.endpoints_on(group.machine, None)[0] for group in candidate.data]
-        if all(number == group.machine.vcpus for number, group in zip(numbers, candidate.data, strict=True)):
+        machines = [group.machine for group in candidate.data]
+        numbers = [self.endpoints_on(machine, None)[0] for machine in machines]
+        if numbers == [machine.vcpus for machine in machines]:
             return candidate
-        # Take one number, because a job has only one. With a number for each type, a step of one random job took 89 %
-        # longer than planned.
+        # With a number for each type, a step of one random job took 89 % longer than planned. The smaller number fits
+        # into the memory of both types. It is 0 if no endpoint fits into one of them, which cannot be stated.
         return replace(candidate, endpoints_per_host=min(numbers) or None)
 
     def variable_endpoints_on(self, candidate: Candidate) -> int | None:
@@ -186,7 +187,9 @@ class StepModel:
         """Return what a data host of this type delivers with the wanted number of endpoints."""
         num_endpoints, is_short_of_memory = self.endpoints_on(machine, wanted)
         cpu_s, wait_s = self._figures.costs_on(machine, num_endpoints)
-        cpu_s = np.maximum(cpu_s + self._forms.codec_s(form)[0], 1e-12)
+        encode_s, _ = codec_s(self._profile, form)
+        # Samples that cost nothing must not divide by zero.
+        cpu_s = np.maximum(cpu_s + encode_s, 1e-12)
         seconds = cpu_s + wait_s
         # Either all endpoints compute and wait in turn, or the CPUs are always busy. A queueing model of the cases
         # between them chose no better clusters in parts of bench_planner.
@@ -196,12 +199,12 @@ class StepModel:
             limit = _MEMORY
         elif wait_s[0] > cpu_s[0]:
             limit = _STORAGE
-        nbytes = self._forms.bytes_per_sample(form)
+        nbytes = bytes_per_sample(self._profile, form)
         if nbytes > 0 and self._is_limited:
-            carried = self._figures.network_of(machine) / nbytes
-            if carried[0] < rate[0]:
+            network_rate = self._figures.network_of(machine) / nbytes
+            if network_rate[0] < rate[0]:
                 limit = _DATA_NETWORK
-            rate = np.minimum(rate, carried)
+            rate = np.minimum(rate, network_rate)
         return _HostRate(
             samples_per_s=rate,
             batch_s=(seconds + nbytes / self._figures.network_of(machine)) * self._training.batch_samples,
@@ -210,26 +213,33 @@ class StepModel:
         )
 
     def hosts_for_headspace(self, machine: Machine, form: str) -> int:
-        """Return the number of data hosts of a type that make batches as fast as the accelerators use them."""
-        wanted = self._samples_per_host * self._training.num_hosts / max(float(self.headspace_s[0]), 1e-9)
+        """Return the number of data hosts of a type that make batches as fast as the accelerators use them.
+
+        It is 0 if no endpoint fits into the memory of such a host.
+        """
+        needed_rate = self._samples_per_host * self._training.num_hosts / max(float(self.headspace_s[0]), 1e-9)
         rate = float(self._rate_of(machine, form).samples_per_s[0])
-        return number_for_headspace(wanted, rate) if rate > 0 else 0
+        return number_for_headspace(needed_rate, rate) if rate > 0 else 0
 
     def has_bytes_limit(self, trainer: Machine, machine: Machine) -> bool:
-        """Return whether fewer bytes could shorten steps: a network, the receiving CPUs or the window is half used."""
-        nbytes = self._forms.bytes_per_sample(AS_IS)
+        """Return whether fewer bytes could shorten the steps with data hosts of a type.
+
+        The limits of bytes are the networks of both hosts, the CPUs that receive batches, and the memory of the window.
+        The bounds are below the real limits, because a needless candidate costs little time and a missing one a plan.
+        """
+        nbytes = bytes_per_sample(self._profile, AS_IS)
         if nbytes <= 0:
             return False
-        wanted = self._samples_per_host / max(float(self.headspace_s[0]), 1e-9)
-        free_cpus = max(0.5, trainer.vcpus - self._training.ranks_per_host * self._rank_cores)
-        rate = self._rate_of(machine, AS_IS)
         ranks = self._training.ranks_per_host
+        needed_bytes_per_s = nbytes * self._samples_per_host / max(float(self.headspace_s[0]), 1e-9)
+        sent_bytes_per_s = nbytes * float(self._rate_of(machine, AS_IS).samples_per_s[0])
+        free_cpus = max(0.5, trainer.vcpus - ranks * self._rank_cores)
         batches = window_batches(trainer, machine.vcpus, nbytes * self._training.batch_samples, ranks, ranks)
         return (
-            wanted * nbytes > 0.5 * self._figures.network_of(trainer)[0]
-            or float(rate.samples_per_s[0]) * nbytes > 0.5 * self._figures.network_of(machine)[0]
-            or wanted * nbytes * self._receive_s_per_byte > 0.25 * free_cpus
-            or batches * ranks < WINDOW_PER_ENDPOINT * machine.vcpus
+            needed_bytes_per_s > 0.5 * self._figures.network_of(trainer)[0]
+            or sent_bytes_per_s > 0.5 * self._figures.network_of(machine)[0]
+            or needed_bytes_per_s * self._receive_s_per_byte > 0.25 * free_cpus
+            or batches * ranks < PREFETCH_FACTOR * machine.vcpus
         )
 
     # Step times
@@ -255,9 +265,11 @@ class StepModel:
                 candidate = candidates[index]
                 ratio = self._ratio(candidate, parts, row) if is_simulated else 1.0
                 draws = self._draws_of(candidate, parts.step_s[row] * ratio)
+                # Value 0 has the mean figures, the others are draws. Without draws, it is both ends of the interval.
                 low, high = np.quantile(draws[1:] if self._num_draws else draws, INTERVAL)
                 found[index] = Prediction(
                     step_s=float(draws[0]),
+                    # The step time with the mean figures is within the interval, also if draws are on one side of it.
                     low_s=float(min(low, draws[0])),
                     high_s=float(max(high, draws[0])),
                     bottleneck=BOTTLENECKS[int(parts.limits[row])],
@@ -276,15 +288,19 @@ class StepModel:
         return found.bottleneck if found.bottleneck in REMOVABLE else ""
 
     def _ratio(self, candidate: Candidate, parts: _Parts, row: int) -> float:
-        """Return the step time of the timeline / the modelled step time."""
+        """Return the step time of the timeline / the modelled step time. 1 for a cluster without a timeline."""
         if self.timelines.is_measured(candidate):
             return 1.0
         simulated_s = self.timelines.step_s(candidate)
-        modelled_s = float(parts.step_s[row, 0])
-        return 1.0 if simulated_s is None else max(simulated_s, float(parts.cpu_bound_s[row])) / modelled_s
+        if simulated_s is None:
+            return 1.0
+        return max(simulated_s, float(parts.cpu_bound_s[row])) / float(parts.step_s[row, 0])
 
     def _grouped(self, candidates: Sequence[Candidate]) -> Iterator[tuple[list[int], _Parts]]:
-        """Yield candidates that differ only in data hosts and local endpoints, as indices, with their step times."""
+        """Yield groups of candidates: the indices of each group, and its modelled step times.
+
+        The candidates of a group differ only in data hosts and local endpoints, so one array has all their step times.
+        """
         groups: dict[tuple[int, int, int | None, str], list[int]] = defaultdict(list)
         for index, candidate in enumerate(candidates):
             key = id(candidate.trainer), candidate.num_trainer_hosts, candidate.endpoints_per_host, candidate.form
@@ -301,19 +317,18 @@ class StepModel:
         draws = modelled_s * self._figures.model_error
         return draws if candidate.data else draws + self.timelines.residual_s
 
-    def _is_as_profiled(self, candidates: Sequence[Candidate]) -> NDArray[np.bool_]:
-        """Return for each candidate whether loader processes of the ranks make its batches, as in the profile."""
-        own = self._training.num_local_processes
-        return np.array([not candidate.data and candidate.local_endpoints == own for candidate in candidates])
-
     def _parts(self, candidates: Sequence[Candidate]) -> _Parts:
         """Return the modelled step times of candidates that differ only in data hosts and local endpoints."""
         training, first = self._training, candidates[0]
         trainer, num_hosts, form = first.trainer, first.num_trainer_hosts, first.form
         ranks, samples = training.ranks_per_host, float(self._samples_per_host)
-        nbytes = self._forms.bytes_per_sample(form)
-        encode_s, decode_s = self._forms.codec_s(form)
+        nbytes = bytes_per_sample(self._profile, form)
+        encode_s, decode_s = codec_s(self._profile, form)
         accelerator_s = self.headspace_s
+        # Loader processes of the ranks make the batches of these candidates, as in the profile.
+        as_profiled = np.array(
+            [not each.data and each.local_endpoints == training.num_local_processes for each in candidates]
+        )
 
         # What the data hosts deliver, per trainer host. One row per candidate, one column per draw.
         machines = {id(group.machine): group.machine for candidate in candidates for group in candidate.data}
@@ -359,7 +374,7 @@ class StepModel:
         foreign_share = np.where(counts.sum(axis=1) + num_hosts > 1, foreign_share, 0.0)[:, None]
         has_limit = nbytes > 0 and self._is_limited
         carried = self._figures.network_of(trainer) / nbytes if has_limit else np.full(shape[1], np.inf)
-        network_s = np.where(self._is_as_profiled(candidates)[:, None], 0.0, foreign_share * samples / carried)
+        network_s = np.where(as_profiled[:, None], 0.0, foreign_share * samples / carried)
         received = np.maximum(np.minimum(1.0, remote * np.maximum(data_s, accelerator_s) / samples), foreign_share)
         cpu_bound_s = (rank_cpu_s + receive_cpu_s * samples * received) / trainer.vcpus
         # Without data hosts and local processes, a rank fetches between two steps: nothing overlaps.
@@ -371,9 +386,7 @@ class StepModel:
         num_ranks = ranks * num_hosts
         in_flight = self._window(trainer, num_endpoints, nbytes, num_ranks)
         # torch's own loader limits the number of batches in flight, and not their bytes.
-        if (as_profiled := self._is_as_profiled(candidates)).any():
-            own = np.maximum(1.0, WINDOW_PER_ENDPOINT * num_endpoints / num_ranks)
-            in_flight = np.where(as_profiled, own, in_flight)
+        in_flight = np.where(as_profiled, np.maximum(1.0, PREFETCH_FACTOR * num_endpoints / num_ranks), in_flight)
         window_s = batch_s / in_flight[:, None]
         step_s = np.maximum.reduce([np.broadcast_to(accelerator_s, shape), data_s, cpu_bound_s, network_s, window_s])
         waits = training.steps_per_epoch is not None and not training.requests_ahead
@@ -396,8 +409,15 @@ class StepModel:
         return _Parts(step_s=step_s, limits=limits, cpu_bound_s=cpu_bound_s[:, 0])
 
     def _window(self, trainer: Machine, num_endpoints: NDArray[Any], nbytes: float, num_ranks: int) -> Array:
-        """Return the batches that a rank asks for at the same time. One number per candidate."""
-        by_count: Array = np.maximum(1.0, WINDOW_PER_ENDPOINT * num_endpoints / num_ranks)
+        """Return how many batches a rank has in flight: by its plan, and by the bytes of its window.
+
+        Args:
+            trainer: Type of the trainer hosts.
+            num_endpoints: Endpoints of all hosts, one number per candidate. The result has the same form.
+            nbytes: Bytes of a sample.
+            num_ranks: Ranks of the job.
+        """
+        by_count: Array = np.maximum(1.0, PREFETCH_FACTOR * num_endpoints / num_ranks)
         if nbytes <= 0 or not self._is_limited:
             return by_count
         training = self._training
@@ -409,8 +429,14 @@ class StepModel:
 
 
 def _limits(times: tuple[Any, ...], supply_limit: Any) -> NDArray[np.int64]:
-    """Return the index of the bottleneck of every candidate."""
+    """Return the index of the bottleneck of every candidate, which is the largest of its times.
+
+    Args:
+        times: Seconds of a step by accelerator (one number), supply, CPUs, window and network (one for each candidate).
+        supply_limit: Index of the bottleneck of each candidate if its supply is the largest.
+    """
     accelerator_s, *others = times
     largest = np.argmax(np.stack([np.broadcast_to(accelerator_s, others[0].shape), *others]), axis=0)
-    fixed = np.array([_ACCELERATOR, 0, _TRAINER_CPU, _WINDOW, _TRAINER_NETWORK])
-    return np.asarray(np.where(largest == 1, supply_limit, fixed[largest]))
+    # Bottlenecks in the order of `times`. Position 1, the supply, is replaced below.
+    bottlenecks = np.array([_ACCELERATOR, 0, _TRAINER_CPU, _WINDOW, _TRAINER_NETWORK])
+    return np.asarray(np.where(largest == 1, supply_limit, bottlenecks[largest]))

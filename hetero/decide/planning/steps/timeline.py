@@ -26,6 +26,8 @@ from typing import Any
 
 import numpy as np
 
+from hetero.reader.window import WindowGrowth
+
 __all__ = ["Timeline", "TimelineHost", "TimelineJob"]
 
 _LEAST_STEPS = 48
@@ -41,16 +43,13 @@ _LONG_BATCHES = 16000
 _BLOCK = 1024
 """Number of relative times of batches. Later blocks have the same times in another order."""
 _LEAST_WINDOW = 3
-_MAX_GROWTH = 8
-"""A window has at least `_LEAST_WINDOW` places. It grows to at most `_MAX_GROWTH` times its size, as the reader's
-window."""
+"""Places that a window has at least, see `hetero.reader.window.Window.size`."""
 _LEAST_USED = 8
-"""Endpoints that a rank of a large job uses at least."""
+"""Endpoints that a rank of a large job uses at least, see `hetero.reader.routing`."""
 _LATENCY_S = 0.0005
+"""Seconds from the end of a transfer until the rank has the batch."""
 _FIRST_PART = 3
 """The first third of a timeline is left out: its steps depend on how the timeline begins."""
-
-_MADE, _SENT, _ARRIVED, _STEP = range(4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,117 +91,99 @@ class TimelineJob:
 
 
 class _Host:
-    """The processes of a host. Those that are busy progress equally fast."""
-
-    __slots__ = (
-        "busy",
-        "done",
-        "host",
-        "in_free_s",
-        "num_threads",
-        "out_free_s",
-        "paces",
-        "receiving",
-        "since_s",
-        "speed",
-        "turn",
-    )
+    """The processes of a host. All processes that make a batch progress equally fast."""
 
     def __init__(self, host: TimelineHost, paces: dict[tuple[int, int, float], tuple[float, float]]) -> None:
         self.host = host
         self.paces = paces
-        """Results of the host's ``pace``. Equal hosts share them."""
+        """Results of the host's ``pace`` by its arguments. Equal hosts share them."""
         self.busy: list[tuple[float, int, _Attempt]] = []
-        """Heap of the batches that are made, with the value of `done` when each is ready."""
-        self.done = 0.0
-        """Seconds of work that each process has done since the beginning."""
+        """Heap of the batches that are made, each with the value of `work_s` when it is ready."""
+        self.work_s = self.updated_s = 0.0
+        """Seconds of work that each busy process has done, and the time of the last update of this number."""
         self.speed = 1.0
-        self.since_s = 0.0
-        self.turn = 0
-        """Number of the last change of the load. Events that were planned before this change are ignored."""
+        """Seconds of work that each busy process does per second."""
+        self.num_load_changes = 0
+        """An event that was planned before the last change of the load is out of date."""
         self.in_free_s = self.out_free_s = 0.0
-        self.num_threads, self.receiving = 0, 0.0
+        """Times from which the network interface can receive and send the next batch."""
+        self.num_threads, self.receiving_cpus = 0, 0.0
+        """Busy threads of ranks, and CPUs that receive batches."""
 
     def advance(self, now_s: float) -> None:
-        """Count the work that each process has done until now."""
-        self.done += (now_s - self.since_s) * self.speed
-        self.since_s = now_s
+        """Add the work that each busy process has done until now."""
+        self.work_s += (now_s - self.updated_s) * self.speed
+        self.updated_s = now_s
 
     def pace(self, num_threads: int) -> tuple[float, float]:
         """Return what the host's ``pace`` returns for the processes that are busy now."""
-        key = len(self.busy), num_threads, self.receiving
+        key = len(self.busy), num_threads, self.receiving_cpus
         found = self.paces.get(key)
         if found is None:
             found = self.paces[key] = self.host.pace(*key)
         return found
 
 
+@dataclass(slots=True, eq=False)
 class _Attempt:
     """A request of a rank for a batch."""
 
-    __slots__ = ("endpoint", "host", "load", "rank", "sequence")
-
-    def __init__(self, rank: _Rank, sequence: int, endpoint: int, host: _Host) -> None:
-        self.rank, self.sequence, self.endpoint, self.host = rank, sequence, endpoint, host
-        self.load = 0
+    rank: _Rank
+    batch: int
+    """Number of the batch within the rank's epoch."""
+    endpoint: int
+    host: _Host
+    """Host of the endpoint."""
+    endpoint_load: int
+    """Requests that the endpoint had left when the batch was ready. The batch reports this number."""
 
 
 class _Rank:
-    """A reader: its window, and what it knows of the endpoints."""
+    """A reader: the endpoints that it may ask, what it knows of them, and its window before any growth, in batches."""
 
-    __slots__ = (
-        "added",
-        "arrived",
-        "choices",
-        "chosen",
-        "extra",
-        "free",
-        "host",
-        "is_asking",
-        "loads",
-        "next",
-        "number",
-        "outstanding",
-        "requested",
-        "used",
-        "window",
-    )  # fmt: skip
-
-    def __init__(self, number: int, host: _Host, used: list[int], window: int) -> None:
-        self.number, self.host, self.used, self.window = number, host, used, window
-        self.outstanding = dict.fromkeys(used, 0)
-        self.loads = dict.fromkeys(used, 0)
+    def __init__(self, number: int, host: _Host, endpoints: list[int], window: int) -> None:
+        self.number, self.host, self.endpoints, self.window = number, host, endpoints, window
+        self.outstanding = dict.fromkeys(endpoints, 0)
+        """Number of requests to each endpoint whose batches have not arrived."""
+        self.reported_loads = dict.fromkeys(endpoints, 0)
+        """Requests of all ranks that each endpoint last reported."""
         # Below 0, because endpoints that were never chosen come first, in this order.
-        self.chosen = {endpoint: order - len(used) for order, endpoint in enumerate(used)}
-        self.free = [(0, 0, self.chosen[endpoint], endpoint) for endpoint in used]
-        self.choices = 0
-        self.begin()
+        self.last_choices = {endpoint: order - len(endpoints) for order, endpoint in enumerate(endpoints)}
+        self.num_choices = 0
+        self.least_busy = [(0, 0, self.last_choices[endpoint], endpoint) for endpoint in endpoints]
+        """Heap of the endpoints by their outstanding requests, reported loads and last choices. An entry with other
+        values than the present ones is out of date."""
+        self.begin_epoch()
 
-    def begin(self) -> None:
-        self.next = self.added = self.requested = 0
-        self.extra = 0.0
+    def begin_epoch(self) -> None:
+        """Empty the window."""
+        self.next_batch = self.end_of_plan = self.num_requested = 0
+        self.growth = WindowGrowth()
         self.arrived: set[int] = set()
-        self.is_asking = False
+        """Batches that have arrived and wait for their turn."""
+        self.is_waiting = False
+        """Whether the script waits for `next_batch`."""
 
     def choose(self) -> int:
-        """Return the endpoint for the next request."""
-        free = self.free
+        """Return the endpoint for the next request, and count the request."""
         while True:
-            # A heap cannot change its entries. One that differs from the present counts is out of date.
-            outstanding, load, chosen, endpoint = heapq.heappop(free)
+            outstanding, load, last_choice, endpoint = heapq.heappop(self.least_busy)
+            # Skip an entry that is out of date, because a heap cannot change its entries.
             if (
                 outstanding == self.outstanding[endpoint]
-                and chosen == self.chosen[endpoint]
-                and load == self.loads[endpoint]
+                and last_choice == self.last_choices[endpoint]
+                and load == self.reported_loads[endpoint]
             ):
-                self.choices += 1
-                self.chosen[endpoint] = self.choices
-                self.count(endpoint, 1)
+                self.num_choices += 1
+                self.last_choices[endpoint] = self.num_choices
+                self.change_outstanding(endpoint, 1)
                 return endpoint
 
-    def count(self, endpoint: int, change: int) -> None:
+    def change_outstanding(self, endpoint: int, change: int) -> None:
+        """Change the number of outstanding requests to an endpoint, and put its present values into the heap."""
         self.outstanding[endpoint] += change
-        heapq.heappush(self.free, (self.outstanding[endpoint], self.loads[endpoint], self.chosen[endpoint], endpoint))
+        entry = self.outstanding[endpoint], self.reported_loads[endpoint], self.last_choices[endpoint], endpoint
+        heapq.heappush(self.least_busy, entry)
 
 
 class Timeline:
@@ -211,6 +192,7 @@ class Timeline:
     Args:
         job: The job.
         hosts: The trainer hosts, then the data hosts. At least one has an endpoint.
+        is_long: Whether to follow more steps, which takes longer and is more exact.
     """
 
     def __init__(self, job: TimelineJob, hosts: Sequence[TimelineHost], *, is_long: bool = False) -> None:
@@ -219,56 +201,65 @@ class Timeline:
         paces: dict[TimelineHost, dict[tuple[int, int, float], tuple[float, float]]] = {}
         self.hosts = [_Host(host, paces.setdefault(host, {})) for host in hosts]
         self.num_ranks = job.num_trainers * job.ranks_per_host
-        self.place = [(host, index) for host in self.hosts for index in range(host.host.num_endpoints)]
-        self.queues: list[list[tuple[int, int, _Attempt]]] = [[] for _ in self.place]
-        self.current: list[_Attempt | None] = [None] * len(self.place)
+        self.endpoints = [(host, index) for host in self.hosts for index in range(host.host.num_endpoints)]
+        """Host of each endpoint, and the number of the endpoint on this host."""
+        self.queues: list[list[tuple[int, int, _Attempt]]] = [[] for _ in self.endpoints]
+        self.current: list[_Attempt | None] = [None] * len(self.endpoints)
+        """Request that each endpoint works on. `queues` has the requests that wait, as heaps by number of the batch."""
         self.ranks = self._make_ranks()
-        self.turn = max(1.0, len(self.place) / self.num_ranks)
-        wanted = max(_LEAST_STEPS, _LEAST_BATCHES / self.num_ranks, _TURNS * self.turn)
-        most = _MAX_BATCHES
+        # In `_TURNS` times endpoints / ranks steps, each endpoint makes `_TURNS` batches.
+        steps_per_turn = max(1.0, len(self.endpoints) / self.num_ranks)
+        wanted_steps = max(_LEAST_STEPS, _LEAST_BATCHES / self.num_ranks, _TURNS * steps_per_turn)
+        most_batches = _MAX_BATCHES
         if is_long:
-            wanted, most = max(wanted, _LONG_STEPS), _LONG_BATCHES
-        self.num_steps = max(_LEAST_STEPS, math.ceil(min(wanted, most / self.num_ranks)))
-        self.epoch = job.steps_per_epoch or 10**9
-        if self.epoch < self.num_steps:
-            # A part of an epoch would count its start, but not all of its steps.
-            self.num_steps = round(self.num_steps / self.epoch) * self.epoch
-        self.shape = _blocks(job.relative_s, self.num_steps * self.num_ranks + _BLOCK)
-        self.events: list[tuple[float, int, int, Any, int]] = []
-        self.count = itertools.count()
-        self.ends_s = [0.0]
-        self.num_made = 0
-        self.computed_s = 0.0
-        self.made = [0]
+            wanted_steps, most_batches = max(wanted_steps, _LONG_STEPS), _LONG_BATCHES
+        self.num_steps = max(_LEAST_STEPS, math.ceil(min(wanted_steps, most_batches / self.num_ranks)))
+        # A job without epochs has one epoch, which is longer than any timeline.
+        self.epoch_steps = job.steps_per_epoch or 10**9
+        if self.epoch_steps < self.num_steps:
+            # Take whole epochs, because a part of an epoch would have the wait at its start, but not all of its steps.
+            self.num_steps = round(self.num_steps / self.epoch_steps) * self.epoch_steps
+        self.relative_s = _blocks(job.relative_s, self.num_steps * self.num_ranks + _BLOCK)
+        self.events: list[tuple[float, int, Callable[[Any, float], None], Any]] = []
+        """Heap of events: time, order, method that handles the event, and the argument of the method."""
+        self.order = itertools.count()
+        """Decides between entries of a heap that are otherwise equal."""
         self.step = 0
-        self.num_ready = 0
-        self.end_s = 0.0
+        self.ends_s = [0.0]
+        """Time of the beginning, and of the end of each step."""
+        self.num_made, self.made_by_step = 0, [0]
+        """Batches that the endpoints have made so far, and at each of `ends_s`."""
+        self.computed_s = 0.0
+        """Seconds that all ranks have computed."""
+        self.num_computing, self.end_s = 0, 0.0
+        """Ranks that have begun to compute the present step, and when the last of them ends."""
         self.num_received = [0] * job.num_trainers
+        """Batches that each trainer host has received during the present step."""
         # In a long epoch, endpoints begin with a part of a batch, as if they had worked before. Otherwise all of them
         # would deliver at the same time for many turns.
-        self.is_fresh = [self.epoch > 3 * self.num_steps] * len(self.place)
+        self.begins_with_part = [self.epoch_steps > 3 * self.num_steps] * len(self.endpoints)
 
     def _make_ranks(self) -> list[_Rank]:
         """Return the ranks, each with its trainer host, the endpoints that it may ask, and its window."""
         job = self.job
+        host_of = [self.hosts[number // job.ranks_per_host] for number in range(self.num_ranks)]
         if job.is_own_loader:
-            first = 0
-            ranks = []
-            for number in range(self.num_ranks):
-                host = self.hosts[number // job.ranks_per_host]
-                own = host.host.num_endpoints // job.ranks_per_host
-                ranks.append(_Rank(number, host, list(range(first, first + own)), max(1, 2 * own)))
-                first += own
-            return ranks
+            # Each rank asks only its own processes, and torch's loader has two batches in flight for each.
+            # All trainer hosts are alike.
+            num_own = host_of[0].host.num_endpoints // job.ranks_per_host
+            return [
+                _Rank(number, host, list(range(number * num_own, (number + 1) * num_own)), max(1, 2 * num_own))
+                for number, host in enumerate(host_of)
+            ]
         # List the first endpoint of each host, then the second of each. So a rank uses endpoints of many hosts.
-        across = sorted(range(len(self.place)), key=lambda endpoint: self.place[endpoint][1])
-        size = max(_LEAST_USED, -(-2 * len(across) // self.num_ranks))
-        window = max(_LEAST_WINDOW, -(-2 * len(across) // self.num_ranks))
+        across = sorted(range(len(self.endpoints)), key=lambda endpoint: self.endpoints[endpoint][1])
+        # A rank uses twice its share of the endpoints, and has two requests for each endpoint of its share.
+        twice_share = -(-2 * len(across) // self.num_ranks)
         ranks = []
-        for number in range(self.num_ranks):
+        for number, host in enumerate(host_of):
             start = number * len(across) // self.num_ranks
-            used = (across[start:] + across[:start])[:size]
-            ranks.append(_Rank(number, self.hosts[number // job.ranks_per_host], used, window))
+            used = (across[start:] + across[:start])[: max(_LEAST_USED, twice_share)]
+            ranks.append(_Rank(number, host, used, max(_LEAST_WINDOW, twice_share)))
         return ranks
 
     @property
@@ -277,20 +268,11 @@ class Timeline:
         return self.num_steps * self.num_ranks
 
     def mean_step_s(self) -> float:
-        """Return the mean step time in seconds."""
-        self._ask(0.0)
-        events = self.events
+        """Return the mean step time in seconds. Handles the events in the order of their times until all steps end."""
+        self._begin_step(0.0)
         while self.step < self.num_steps:
-            now_s, _, kind, subject, turn = heapq.heappop(events)
-            if kind == _MADE:
-                if subject.turn == turn:
-                    self._made(subject, now_s)
-            elif kind == _ARRIVED:
-                self._arrive(subject, now_s)
-            elif kind == _SENT:
-                self._receive(subject, now_s)
-            else:
-                self._end_step(now_s)
+            now_s, _, handle, subject = heapq.heappop(self.events)
+            handle(subject, now_s)
         return self._mean_of_epoch_s()
 
     @property
@@ -299,97 +281,106 @@ class Timeline:
         ends_s = self.ends_s[self.num_steps // _FIRST_PART :]
         return max(end_s - begin_s for begin_s, end_s in itertools.pairwise(ends_s))
 
-    def _push(self, at_s: float, kind: int, subject: object, turn: int = 0) -> None:
-        heapq.heappush(self.events, (at_s, next(self.count), kind, subject, turn))
+    def _push(self, at_s: float, handle: Callable[[Any, float], None], subject: object) -> None:
+        """Plan an event: call ``handle(subject, at_s)`` at this time of the job."""
+        heapq.heappush(self.events, (at_s, next(self.order), handle, subject))
 
     # Ranks
 
-    def _ask(self, now_s: float) -> None:
-        """Let all ranks ask for the batch of the next step."""
-        self.num_ready, self.end_s = 0, now_s
-        if self.step % self.epoch == 0:
+    def _begin_step(self, now_s: float) -> None:
+        """Let the training script of each rank wait for the batch of the next step."""
+        self.num_computing, self.end_s = 0, now_s
+        if self.step % self.epoch_steps == 0:
             for rank in self.ranks:
-                rank.begin()
-                self._plan(rank)
-            waiting = list(self.ranks)
-            # The ranks ask at the same time. So each asks for one batch, then each asks for its next batch.
-            while waiting:
-                waiting = [rank for rank in waiting if self._request(rank, now_s)]
+                rank.begin_epoch()
+                self._extend_plan(rank)
+            # The ranks begin at the same time. So each requests one batch, then each requests its next batch.
+            requesting = list(self.ranks)
+            while requesting:
+                requesting = [rank for rank in requesting if self._request(rank, now_s)]
         for rank in self.ranks:
-            rank.is_asking = True
-            if rank.next in rank.arrived:
-                self._deliver(rank, now_s)
-            else:
-                self._refill(rank, now_s)
+            rank.is_waiting = True
+            self._take_or_request(rank, now_s)
 
-    def _plan(self, rank: _Rank) -> None:
-        """Set how far ahead a rank may ask: to the end of its window, which may have grown, and of the epoch."""
-        limit = rank.next + rank.window + min(len(rank.arrived), int(rank.extra))
-        rank.added = max(rank.added, min(limit, self.epoch))
+    def _take_or_request(self, rank: _Rank, now_s: float) -> None:
+        """Give a waiting rank its next batch if the batch has arrived. Otherwise let the rank fill its window."""
+        if rank.next_batch in rank.arrived:
+            self._deliver(rank, now_s)
+        else:
+            self._fill_window(rank, now_s)
 
-    def _refill(self, rank: _Rank, now_s: float) -> None:
-        """Let a rank ask for batches until its window is full."""
-        self._plan(rank)
+    def _extend_plan(self, rank: _Rank) -> None:
+        """Let a rank plan batches up to the end of its window, which may have grown, but not beyond the epoch."""
+        num_places = rank.growth.limit(num_waiting=len(rank.arrived), size=rank.window)
+        rank.end_of_plan = max(rank.end_of_plan, min(rank.next_batch + num_places, self.epoch_steps))
+
+    def _fill_window(self, rank: _Rank, now_s: float) -> None:
+        """Let a rank request batches until its window is full."""
+        self._extend_plan(rank)
         while self._request(rank, now_s):
             pass
 
     def _request(self, rank: _Rank, now_s: float) -> bool:
-        """Ask an endpoint for the next batch of the window. Return False if the window is full."""
-        if rank.requested >= rank.added:
+        """Send the next request of a rank to an endpoint.
+
+        Return False without a request if the rank has requested all planned batches, or its memory holds no more.
+        """
+        batch, is_own_loader = rank.num_requested, self.job.is_own_loader
+        # torch's loader does not bound its memory.
+        is_memory_full = batch - rank.next_batch >= self.job.window_batches and not is_own_loader
+        if batch >= rank.end_of_plan or is_memory_full:
             return False
-        sequence = rank.requested
-        # The memory of a window is bounded. torch's loader has no such bound.
-        if sequence - rank.next >= self.job.window_batches and not self.job.is_own_loader:
-            return False
-        rank.requested += 1
-        # torch's loader gives its batches to the workers in turn.
-        endpoint = rank.used[sequence % len(rank.used)] if self.job.is_own_loader else rank.choose()
-        attempt = _Attempt(rank, sequence, endpoint, self.place[endpoint][0])
+        rank.num_requested += 1
+        # torch's loader gives its batches to its processes in turn.
+        endpoint = rank.endpoints[batch % len(rank.endpoints)] if is_own_loader else rank.choose()
+        attempt = _Attempt(rank, batch, endpoint, self.endpoints[endpoint][0], endpoint_load=0)
         if self.current[endpoint] is None:
-            host = attempt.host
-            host.advance(now_s)
-            self._begin(attempt)
-            self._schedule(host, now_s)
+            # One more process is busy from now on. So count the work of the others first, and then plan their next end.
+            attempt.host.advance(now_s)
+            self._begin_batch(attempt)
+            self._schedule(attempt.host, now_s)
         else:
-            heapq.heappush(self.queues[endpoint], (sequence, next(self.count), attempt))
+            heapq.heappush(self.queues[endpoint], (batch, next(self.order), attempt))
         return True
 
     def _deliver(self, rank: _Rank, now_s: float) -> None:
-        """Give a rank its batch. If all ranks have theirs, plan the end of the step."""
-        rank.arrived.remove(rank.next)
-        rank.next += 1
-        rank.is_asking = False
-        # The rules of `WindowGrowth` in the reader: one place back with every sixteenth delivery, and more places when
-        # half of the window waits.
-        rank.extra = max(0.0, rank.extra - 1 / 16)
-        self._refill(rank, now_s)
+        """Give a rank its next batch. The rank then computes. If all ranks compute, plan the end of the step."""
+        rank.arrived.remove(rank.next_batch)
+        rank.next_batch += 1
+        rank.is_waiting = False
+        rank.growth.delivered()
+        self._fill_window(rank, now_s)
         job, host = self.job, rank.host
+        num_threads = job.rank_threads * job.ranks_per_host
         step_s = job.steps_s[self.step % len(job.steps_s)]
+        # Processes that preprocess on the same host make the step longer.
         if host.busy:
-            step_s *= host.pace(job.rank_threads * job.ranks_per_host)[1]
+            step_s *= host.pace(num_threads)[1]
         self.computed_s += step_s
         self.end_s = max(self.end_s, now_s + step_s)
-        self.num_ready += 1
-        if self.num_ready == self.num_ranks:
-            self._push(self.end_s, _STEP, None)
-            self._set_ranks(now_s, job.rank_threads * job.ranks_per_host)
+        self.num_computing += 1
+        if self.num_computing == self.num_ranks:
+            self._push(self.end_s, self._end_step, None)
+            self._set_rank_threads(now_s, num_threads)
 
-    def _end_step(self, now_s: float) -> None:
-        """Record that all ranks have ended a step, and begin the next one."""
+    def _end_step(self, _: None, now_s: float) -> None:
+        """Record the end of a step, set how many CPUs of each trainer host receive batches, and begin the next step."""
         elapsed_s = max(now_s - self.ends_s[-1], 1e-9)
         self.ends_s.append(now_s)
-        self.made.append(self.num_made)
+        self.made_by_step.append(self.num_made)
         self.step += 1
+        # Processes of torch's own loader are on the rank's host, and their batches are not received.
         if not self.job.is_own_loader:
             for index, host in enumerate(self.hosts[: self.job.num_trainers]):
-                # CPUs that receive. Rounded to quarters, because a pace is computed once for each value.
-                host.receiving = round(4 * self.num_received[index] * self.job.receive_s / elapsed_s) / 4
+                receiving_cpus = self.num_received[index] * self.job.receive_s / elapsed_s
+                # Round to quarters, because a pace is computed once for each value.
+                host.receiving_cpus = round(4 * receiving_cpus) / 4
                 self.num_received[index] = 0
-        self._set_ranks(now_s, num_threads=0)
-        self._ask(now_s)
+        self._set_rank_threads(now_s, num_threads=0)
+        self._begin_step(now_s)
 
-    def _set_ranks(self, now_s: float, num_threads: int) -> None:
-        """Set the number of the ranks' busy threads, which changes the pace of all trainer hosts."""
+    def _set_rank_threads(self, now_s: float, num_threads: int) -> None:
+        """Set the number of the ranks' busy threads on each trainer host, which changes the host's pace."""
         for host in self.hosts[: self.job.num_trainers]:
             host.num_threads = num_threads
             if host.busy:
@@ -398,46 +389,53 @@ class Timeline:
 
     # Endpoints
 
-    def _begin(self, attempt: _Attempt) -> None:
+    def _begin_batch(self, attempt: _Attempt) -> None:
         """Let an endpoint begin with a batch."""
         self.current[attempt.endpoint] = attempt
-        number = (self.step - self.step % self.epoch + attempt.sequence) * self.num_ranks + attempt.rank.number
-        work_s = attempt.host.host.batch_s * self.shape[number % len(self.shape)]
-        if self.is_fresh[attempt.endpoint]:
-            self.is_fresh[attempt.endpoint] = False
+        # Number of the batch among all batches of the job, so each batch has its own time.
+        first_step_of_epoch = self.step - self.step % self.epoch_steps
+        number = (first_step_of_epoch + attempt.batch) * self.num_ranks + attempt.rank.number
+        batch_s = attempt.host.host.batch_s * self.relative_s[number % len(self.relative_s)]
+        if self.begins_with_part[attempt.endpoint]:
+            self.begins_with_part[attempt.endpoint] = False
             # Multiples of the golden ratio, modulo 1, are spread evenly, and need no random numbers.
-            work_s *= attempt.endpoint * 0.6180339887498949 % 1
-        heapq.heappush(attempt.host.busy, (attempt.host.done + work_s, next(self.count), attempt))
+            batch_s *= attempt.endpoint * 0.6180339887498949 % 1
+        heapq.heappush(attempt.host.busy, (attempt.host.work_s + batch_s, next(self.order), attempt))
 
     def _schedule(self, host: _Host, now_s: float) -> None:
-        """Compute when the first process of a host is ready. Called after each change."""
-        host.turn += 1
+        """Plan the event when the first busy process of a host is ready. Called after each change of the load."""
+        host.num_load_changes += 1
         if host.busy:
             host.speed = host.pace(host.num_threads)[0]
-            at_s = now_s + max(0.0, host.busy[0][0] - host.done) / host.speed
-            self._push(at_s, _MADE, host, host.turn)
+            at_s = now_s + max(0.0, host.busy[0][0] - host.work_s) / host.speed
+            self._push(at_s, self._send_made_batch, (host, host.num_load_changes))
 
-    def _made(self, host: _Host, now_s: float) -> None:
-        """Send the batch that is ready, and let its endpoint begin with the next one in its queue."""
+    def _send_made_batch(self, planned: tuple[_Host, int], now_s: float) -> None:
+        """Send the batch that is ready first on a host, and let its endpoint begin with the next one in its queue."""
+        host, load_change = planned
+        # Skip an event that was planned before the last change of the load, which planned another one.
+        if host.num_load_changes != load_change:
+            return
         self.num_made += 1
         host.advance(now_s)
-        host.done, _, attempt = heapq.heappop(host.busy)
+        host.work_s, _, attempt = heapq.heappop(host.busy)
         queue = self.queues[attempt.endpoint]
         self.current[attempt.endpoint] = None
         if queue:
-            self._begin(heapq.heappop(queue)[2])
-        attempt.load = len(queue) + (self.current[attempt.endpoint] is not None)
+            self._begin_batch(heapq.heappop(queue)[2])
+        attempt.endpoint_load = len(queue) + (self.current[attempt.endpoint] is not None)
         self._schedule(host, now_s)
-        rank = attempt.rank
         if self.job.is_own_loader:
             self._arrive(attempt, now_s)
-        elif rank.host is host:
-            self._push(now_s + self.job.receive_s + _LATENCY_S, _ARRIVED, attempt)
+        elif attempt.rank.host is host:
+            # A batch from the rank's own host does not use the network interface.
+            self._push(now_s + self.job.receive_s + _LATENCY_S, self._arrive, attempt)
         else:
             begin_s = max(now_s, host.out_free_s)
             host.out_free_s = begin_s + host.host.sending_s
+            # If the interface still sends another batch, this batch comes to the receiver later.
             if begin_s > now_s:
-                self._push(begin_s, _SENT, attempt)
+                self._push(begin_s, self._receive, attempt)
             else:
                 self._receive(attempt, now_s)
 
@@ -447,26 +445,23 @@ class Timeline:
         begin_s = max(now_s, target.in_free_s)
         target.in_free_s = begin_s + job.network_s
         # Sending, the network and receiving overlap, so the slowest of them decides.
-        at_s = max(target.in_free_s, now_s + attempt.host.host.sending_s, now_s + job.receive_s)
-        self._push(at_s + _LATENCY_S, _ARRIVED, attempt)
+        end_s = max(target.in_free_s, now_s + attempt.host.host.sending_s, now_s + job.receive_s)
+        self._push(end_s + _LATENCY_S, self._arrive, attempt)
 
     def _arrive(self, attempt: _Attempt, now_s: float) -> None:
-        """Record that a rank has received a batch. The rank then takes the batch, or asks for more."""
+        """Record that a batch has arrived at its rank. A rank that waits then takes a batch or requests more."""
         rank = attempt.rank
-        rank.arrived.add(attempt.sequence)
+        rank.arrived.add(attempt.batch)
+        # torch's own loader does not compare its processes, receives no batches, and its window does not grow.
         if not self.job.is_own_loader:
-            rank.loads[attempt.endpoint] = attempt.load
-            rank.count(attempt.endpoint, -1)
+            rank.reported_loads[attempt.endpoint] = attempt.endpoint_load
+            rank.change_outstanding(attempt.endpoint, -1)
             self.num_received[rank.number // self.job.ranks_per_host] += 1
-            # As the reader does: if half of the window waits, an earlier batch is late, and more batches are requested.
-            waiting = len(rank.arrived)
-            if 2 * waiting >= rank.window:
-                rank.extra = max(rank.extra, min(waiting, (_MAX_GROWTH - 1) * rank.window))
-        if rank.is_asking:
-            if rank.next in rank.arrived:
-                self._deliver(rank, now_s)
-            else:
-                self._refill(rank, now_s)
+            # The window grows if many batches wait for an earlier one.
+            rank.growth.is_held_up(num_waiting=len(rank.arrived), size=rank.window)
+        # While the script of a rank computes, the rank takes nothing and requests nothing.
+        if rank.is_waiting:
+            self._take_or_request(rank, now_s)
 
     def _mean_of_epoch_s(self) -> float:
         """Return the mean step time of an epoch. Steps that are not simulated are assumed to be like the last ones.
@@ -475,21 +470,28 @@ class Timeline:
         the batches that were made and not from the steps that ended. No step is shorter than its computation.
         """
         ends_s, last = np.array(self.ends_s), self.num_steps
-        if last >= self.epoch:
+        if last >= self.epoch_steps:
             return float(ends_s[-1] / last)
         first = last // _FIRST_PART
-        steps = max(1, self.made[-1] - self.made[first]) / self.num_ranks
-        late_s = max(self.computed_s / self.num_ranks / last, float((ends_s[-1] - ends_s[first]) / steps))
+        # One batch for each rank makes a step. At least one batch, because the quotient below needs it.
+        steps_made = max(1, self.made_by_step[-1] - self.made_by_step[first]) / self.num_ranks
+        made_step_s = float((ends_s[-1] - ends_s[first]) / steps_made)
+        late_step_s = max(self.computed_s / self.num_ranks / last, made_step_s)
+        # Without epochs, the wait at the beginning happens once and does not count.
         if self.job.steps_per_epoch is None:
-            return late_s
-        return float((ends_s[-1] + (self.epoch - last) * late_s) / self.epoch)
+            return late_step_s
+        return float((ends_s[-1] + (self.epoch_steps - last) * late_step_s) / self.epoch_steps)
 
 
-def _blocks(shape: Sequence[float], count: int) -> list[float]:
-    """Return relative batch times whose mean is 1 in each block."""
-    values = np.asarray(shape)
+def _blocks(relative_s: Sequence[float], count: int) -> list[float]:
+    """Return at least ``count`` relative batch times in blocks of `_BLOCK`, whose mean is 1 in each block.
+
+    Each block has values at even distances in the ascending ``relative_s``, in another random order.
+    """
+    values = np.asarray(relative_s)
     values = values[((np.arange(_BLOCK) + 0.5) / _BLOCK * len(values)).astype(int)]
     values = values / values.mean() if values.mean() > 0 else np.ones(_BLOCK)
     random = np.random.default_rng(0)
-    blocks: list[float] = np.concatenate([random.permutation(values) for _ in range(-(-count // _BLOCK))]).tolist()
+    num_blocks = -(-count // _BLOCK)
+    blocks: list[float] = np.concatenate([random.permutation(values) for _ in range(num_blocks)]).tolist()
     return blocks

@@ -6,28 +6,25 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from hetero.decide.planning.candidates import Candidate
 from hetero.decide.planning.machines import Machine
 from hetero.decide.planning.steps.endpoints import endpoints_on
-from hetero.decide.planning.steps.forms import Forms
+from hetero.decide.planning.steps.forms import bytes_per_sample, codec_s
 from hetero.decide.planning.steps.sharing import pace
 from hetero.decide.planning.steps.timeline import Timeline, TimelineHost, TimelineJob
 from hetero.decide.planning.steps.uncertain import SPEED_SPREAD, UncertainFigures, error_of_mean
 from hetero.metrics.figures import Figure
 from hetero.metrics.profile.profile import Profile, TrainingProfile
+from hetero.reader.reader import PREFETCH_FACTOR, window_bytes_of
+from hetero.reader.window import WindowGrowth
 from hetero.report.plan import AS_IS
 
-__all__ = ["MAX_WINDOW_BYTES", "MAX_WINDOW_SHARE", "WINDOW_PER_ENDPOINT", "Timelines", "is_profiled", "window_batches"]
+__all__ = ["Timelines", "window_batches"]
 
-WINDOW_PER_ENDPOINT = 2
-MAX_WINDOW_BYTES = 2.0**30
-MAX_WINDOW_SHARE = 0.25
-"""Limits of the reader's window: two batches per endpoint, 1 GiB per rank, and a quarter of the host's memory."""
-_GROWTH_BYTES = 24 * 2.0**20
-"""Bytes of the window beyond two batches per endpoint, at most."""
 _MUCH_LONGER = 1.5
 """Least ratio of the longest measured step and the longest expected one, if some batches count as slow."""
 _SLOW_FACTOR = 4.0
@@ -36,6 +33,14 @@ _SLOW_FACTOR = 4.0
 _MAX_SLOW_SHARE = 0.06
 _NUM_HALVINGS = 6
 """Steps of the search for the share of slow batches."""
+
+
+class _Known(NamedTuple):
+    """What the timeline of a cluster says."""
+
+    is_long: bool
+    step_s: float
+    longest_step_s: float
 
 
 class Timelines:
@@ -59,36 +64,35 @@ class Timelines:
         self._profile = profile
         self._training = profile.training
         self._figures = UncertainFigures(profile, vcpu_speeds=vcpu_speeds, num_draws=0)
-        self._forms = Forms(profile)
         self._endpoints_per_host = endpoints_per_host
         self._rank_cores = _value(profile.training.rank_cpu_cores)
-        self._known: dict[Candidate, tuple[bool, float]] = {}
-        self._longest_s: dict[Candidate, float] = {}
+        self._known: dict[Candidate, _Known] = {}
         self.num_batches = 0
         """Batches of all timelines so far. Each takes about 10 us."""
         self._relative_s = self._figures.batch_shape.tolist()
+        """Times of batches relative to their mean."""
         self._is_as_measured = measured is None
+        """Whether the profile still has the numbers of hosts and ranks that were measured."""
         self.correction = 1.0
         """Factor of the costs of samples on the first type. With it, the timeline of the profiled cluster has the
         measured step time."""
         self.residual_s = 0.0
         """Seconds per step that local loading costs beyond what the timeline knows."""
         if measured is None:
-            self.correction, self.residual_s = self._calibration()
-        # The measured step time holds only for the measured cluster.
+            self._calibrate()
         else:
-            # So calibrate with the profile as it was measured. The calibration once compared the measured step time
-            # with the timeline of the planned cluster.
-            other = Timelines(
+            # Calibrate with the profile as it was measured, because the measured step time holds only for the measured
+            # cluster. It was once compared with the timeline of the planned cluster.
+            as_measured = Timelines(
                 replace(profile, training=measured), vcpu_speeds=vcpu_speeds, endpoints_per_host=endpoints_per_host
             )
-            self.correction, self.residual_s = other.correction, other.residual_s
-            self._relative_s = other._relative_s
-        self._figures.correct(self.correction)
+            self.correction, self.residual_s = as_measured.correction, as_measured.residual_s
+            self._relative_s = as_measured._relative_s
+        self._figures.correction = self.correction
 
     def is_measured(self, candidate: Candidate) -> bool:
         """Return whether the step time of the cluster was measured."""
-        return self._is_as_measured and is_profiled(self._profile, candidate)
+        return self._is_as_measured and self._is_profiled(candidate)
 
     def step_s(self, candidate: Candidate, *, is_long: bool = False) -> float | None:
         """Return the step time in seconds with the mean figures, or None without endpoints.
@@ -97,19 +101,21 @@ class Timelines:
             candidate: The cluster.
             is_long: Whether to follow more batches, which takes longer and is more exact.
         """
-        if candidate not in self._known or (is_long and not self._known[candidate][0]):
-            timeline = self._timeline_of(candidate, is_long)
+        known = self._known.get(candidate)
+        # A long timeline replaces a short one, but not the other way round.
+        if known is None or (is_long and not known.is_long):
+            timeline = self._timeline_of(candidate, is_long=is_long)
             if timeline is None:
                 return None
-            self._known[candidate] = is_long, timeline.mean_step_s()
-            self._longest_s[candidate] = timeline.longest_step_s
+            known = _Known(is_long=is_long, step_s=timeline.mean_step_s(), longest_step_s=timeline.longest_step_s)
+            self._known[candidate] = known
             self.num_batches += timeline.num_batches
-        return self._known[candidate][1]
+        return known.step_s
 
-    def _timeline_of(self, candidate: Candidate, is_long: bool) -> Timeline | None:
+    def _timeline_of(self, candidate: Candidate, *, is_long: bool) -> Timeline | None:
         """Return the timeline of a candidate, made from the mean figures. None if the candidate has no endpoints."""
         training, trainer, form = self._training, candidate.trainer, candidate.form
-        is_own_loader = is_profiled(self._profile, candidate)
+        is_own_loader = self._is_profiled(candidate)
         local = candidate.local_endpoints
         if is_own_loader:
             # Each rank starts equally many loader processes, so a remainder is not started.
@@ -122,11 +128,12 @@ class Timelines:
         num_endpoints += sum(group.count * count for group, count in zip(candidate.data, counts, strict=True))
         if not num_endpoints:
             return None
-        nbytes = self._forms.bytes_per_sample(form) * training.batch_samples
-        encode_s, decode_s = self._forms.codec_s(form)
+        nbytes = bytes_per_sample(self._profile, form) * training.batch_samples
+        encode_s, decode_s = codec_s(self._profile, form)
         # Without data hosts no batch travels, so none is compressed.
         encode_s = encode_s if candidate.data else 0.0
         num_ranks = training.ranks_per_host * candidate.num_trainer_hosts
+        transfer_s = self._transfer_s(trainer, nbytes)
         job = TimelineJob(
             num_trainers=candidate.num_trainer_hosts,
             ranks_per_host=training.ranks_per_host,
@@ -137,47 +144,56 @@ class Timelines:
             steps_per_epoch=None if training.requests_ahead else training.steps_per_epoch,
             window_batches=window_batches(trainer, num_endpoints, nbytes, num_ranks, training.ranks_per_host),
             receive_s=_value(training.receive_cpu_s_per_gb) * nbytes * 1e-9 + decode_s * training.batch_samples,
-            network_s=self._sending_s(trainer, nbytes),
+            network_s=transfer_s,
             rank_threads=math.ceil(self._rank_cores),
             is_own_loader=is_own_loader,
         )
-        sending_s = self._sending_s(trainer, nbytes)
-        hosts = [self._host(trainer, local, encode_s, sending_s)] * candidate.num_trainer_hosts
+        hosts = [self._host(trainer, local, encode_s, transfer_s)] * candidate.num_trainer_hosts
         for group, count in zip(candidate.data, counts, strict=True):
-            sending_s = self._sending_s(group.machine, nbytes)
-            hosts += [self._host(group.machine, count, encode_s, sending_s)] * group.count
+            transfer_s = self._transfer_s(group.machine, nbytes)
+            hosts += [self._host(group.machine, count, encode_s, transfer_s)] * group.count
         return Timeline(job, hosts, is_long=is_long)
 
-    def _sending_s(self, machine: Machine, nbytes: float) -> float:
+    def _transfer_s(self, machine: Machine, nbytes: float) -> float:
         return nbytes / float(self._figures.network_of(machine)[0])
 
     def _host(self, machine: Machine, num_endpoints: int, encode_s: float, sending_s: float) -> TimelineHost:
-        """Return a host as the timeline needs it: its endpoints, the time of a batch, and the pace under load."""
-        points = [(share, cpu_s + encode_s) for share, cpu_s in self._figures.curve_of(machine)]
-        alone_s = points[0][1]
+        """Return a host as the timeline needs it: its endpoints, the time of a batch, and the pace under load.
+
+        Args:
+            machine: The host's type.
+            num_endpoints: Endpoints of the host.
+            encode_s: CPU seconds per sample that the compression of batches costs.
+            sending_s: Seconds that the network interface needs to send a batch.
+        """
+        cpu_s_by_share = [(share, cpu_s + encode_s) for share, cpu_s in self._figures.curve_of(machine)]
+        # The first point is the cost in a process that is alone. The others are compared with this cost.
+        alone_cpu_s = cpu_s_by_share[0][1]
+        factors = tuple((share, cpu_s / alone_cpu_s if alone_cpu_s > 0 else 1.0) for share, cpu_s in cpu_s_by_share)
         wait_s = float(self._figures.costs_on(machine)[1][0])
-        slower = tuple((share, cpu_s / alone_s if alone_s > 0 else 1.0) for share, cpu_s in points)
-        thread = self._rank_cores / max(1, math.ceil(self._rank_cores))
+        # Divide a rank's CPU use into whole threads that use equal shares of a CPU.
+        thread_share = self._rank_cores / max(1, math.ceil(self._rank_cores))
         return TimelineHost(
             num_endpoints=num_endpoints,
-            batch_s=(alone_s + wait_s) * self._training.batch_samples,
-            pace=functools.partial(pace, machine.vcpus, alone_s, wait_s, slower, thread),
+            batch_s=(alone_cpu_s + wait_s) * self._training.batch_samples,
+            pace=functools.partial(pace, machine.vcpus, alone_cpu_s, wait_s, factors, thread_share),
             sending_s=sending_s,
         )
 
-    def _calibration(self) -> tuple[float, float]:
-        """Return `correction` and `residual_s`.
+    def _calibrate(self) -> None:
+        """Set `correction` and `residual_s` so that the timeline of the profiled cluster has the measured step time.
 
-        If a few batches take much longer than their samples, the same share of slow batches is assumed on all hosts. If
-        the accelerator limits the step of the timeline, the difference to the measured step is a cost of local loading
-        that the timeline does not know, such as copies between processes. More processes do not save this cost. In all
-        other cases, the samples of the profile were cheaper or more expensive than the samples of the steps. Nothing is
-        known if data hosts made batches of the measured steps.
+        Three causes of a difference are distinguished:
+
+        - A few batches take much longer than their samples. The same share of slow batches is assumed on all hosts.
+        - The accelerator limits the step of the timeline. The difference is then a cost of local loading that the
+          timeline does not know, such as copies between processes. More processes do not save this cost.
+        - In all other cases, the samples of the profile were cheaper or more expensive than the samples of the steps.
         """
         training = self._training
         # With data hosts, the measured steps say nothing about the trainer hosts alone.
         if training.has_data_hosts:
-            return 1.0, 0.0
+            return
         own = Candidate(
             trainer=Machine(instance_type=training.instance_type, vcpus=training.vcpus),
             num_trainer_hosts=training.num_hosts,
@@ -185,13 +201,14 @@ class Timelines:
         )
         expected_s = self.step_s(own, is_long=True)
         if expected_s is None:
-            return 1.0, 0.0
+            return
         if self._has_slow_batches(own, expected_s):
-            return self._assume_slow_batches(own), 0.0
+            self.correction = self._assume_slow_batches(own)
         # If the accelerator limits the step, the step time says nothing about the cost of samples.
-        if expected_s < 1.1 * training.headspace_s.mean:
-            return 1.0, min(max(0.0, training.step_s.mean - expected_s), training.data_wait_s.mean)
-        return (training.step_s.mean / expected_s) ** self._trust(), 0.0
+        elif expected_s < 1.1 * training.headspace_s.mean:
+            self.residual_s = min(max(0.0, training.step_s.mean - expected_s), training.data_wait_s.mean)
+        else:
+            self.correction = (training.step_s.mean / expected_s) ** self._trust()
 
     def _has_slow_batches(self, own: Candidate, expected_s: float) -> bool:
         """Return whether a few batches take much longer than their samples.
@@ -202,33 +219,37 @@ class Timelines:
         steps, longest_s = self._training.step_s, max(self._training.step_s.values)
         return (
             steps.mean > expected_s * (1 + 3 * error_of_mean(steps))
-            and longest_s > _MUCH_LONGER * self._longest_s[own]
+            and longest_s > _MUCH_LONGER * self._known[own].longest_step_s
             and max(self._training.data_wait_s.values) > longest_s / 2
         )
 
     def _assume_slow_batches(self, own: Candidate) -> float:
-        """Assume as many slow batches as explain the measured step time. Return the relative cost of a batch."""
-        measured_s = self._training.step_s.mean
+        """Assume as many slow batches as explain the measured step time. Return the mean cost of a batch with them.
+
+        The cost is relative to a batch without slow ones. Bisection finds the share of slow batches, because a step of
+        the timeline takes longer with more of them.
+        """
         low, high = 0.0, _MAX_SLOW_SHARE
         for _ in range(_NUM_HALVINGS):
             share = (low + high) / 2
-            self._assume(share)
-            found_s = self.step_s(own)
-            assert found_s is not None
-            low, high = (share, high) if found_s < measured_s else (low, share)
-        return self._assume(low)
+            self._assume_share(share)
+            expected_s = self.step_s(own)
+            assert expected_s is not None
+            low, high = (share, high) if expected_s < self._training.step_s.mean else (low, share)
+        return self._assume_share(low)
 
-    def _assume(self, share: float) -> float:
-        """Make this share of the batches slow. Return the relative cost of a batch."""
+    def _assume_share(self, share: float) -> float:
+        """Make this share of the batches slow in all timelines. Return the mean cost of a batch relative to none."""
         relative_s = self._figures.batch_shape
+        # Take slow batches at even distances in the ascending order, so short and long batches become slow alike.
         slow = np.linspace(0, len(relative_s) - 1, round(share * len(relative_s))).astype(int)
         changed = np.concatenate([np.delete(relative_s, slow), relative_s[slow] * _SLOW_FACTOR])
         self._relative_s = np.sort(changed).tolist()
-        factor = 1 + len(slow) / len(relative_s) * (_SLOW_FACTOR - 1)
-        self._figures.correct(factor)
+        mean_cost = 1 + len(slow) / len(relative_s) * (_SLOW_FACTOR - 1)
+        self._figures.correction = mean_cost
         # Forget the step times so far, because their timelines had other batch times.
         self._known.clear()
-        return factor
+        return mean_cost
 
     def _trust(self) -> float:
         """Return the weight of the measured step time against the weight of single samples, between 0 and 1.
@@ -241,28 +262,31 @@ class Timelines:
         # Two measurements of one figure, each weighted by the inverse of its variance.
         return sample_error**2 / (sample_error**2 + step_error**2)
 
-
-def is_profiled(profile: Profile, candidate: Candidate) -> bool:
-    """Return whether this is the cluster of the profile. There, processes of the ranks make the batches."""
-    training = profile.training
-    return (
-        not training.has_data_hosts
-        and not candidate.data
-        and candidate.form == AS_IS
-        and candidate.trainer.instance_type == training.instance_type
-        and candidate.num_trainer_hosts == training.num_hosts
-        and candidate.local_endpoints == training.num_local_processes
-    )
+    def _is_profiled(self, candidate: Candidate) -> bool:
+        """Return whether this is the cluster of the profile. There, processes of the ranks make the batches."""
+        training = self._training
+        return (
+            not training.has_data_hosts
+            and not candidate.data
+            and candidate.form == AS_IS
+            and candidate.trainer.instance_type == training.instance_type
+            and candidate.num_trainer_hosts == training.num_hosts
+            and candidate.local_endpoints == training.num_local_processes
+        )
 
 
 def window_batches(trainer: Machine, num_endpoints: int, nbytes: float, num_ranks: int, ranks_per_host: int) -> int:
-    """Return how many batches of ``nbytes`` bytes the bytes of a rank's window hold, at least 1."""
+    """Return how many batches of ``nbytes`` bytes the memory of a rank's window holds, at least 1.
+
+    The limits are those of the reader: its plan of batches with the bytes of its growth, and its share of the
+    host's memory.
+    """
+    # If the bytes of a batch are not known, they limit nothing.
     if nbytes <= 0:
         return 1 << 30
-    planned = max(2, -(-WINDOW_PER_ENDPOINT * num_endpoints // num_ranks))
-    limit = min(MAX_WINDOW_BYTES, planned * nbytes + _GROWTH_BYTES)
-    if trainer.memory_bytes is not None:
-        limit = min(limit, trainer.memory_bytes * MAX_WINDOW_SHARE / ranks_per_host)
+    planned = max(2, -(-PREFETCH_FACTOR * num_endpoints // num_ranks))
+    memory_bytes = math.inf if trainer.memory_bytes is None else trainer.memory_bytes
+    limit = min(window_bytes_of(memory_bytes, ranks_per_host), planned * nbytes + WindowGrowth.MAX_BYTES)
     # A limit of exactly two batches must hold two, whatever the rounding.
     return max(1, int(limit / nbytes + 1e-9))
 

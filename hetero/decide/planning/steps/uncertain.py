@@ -1,9 +1,9 @@
 """The figures of a profile with their uncertainty.
 
-Column 0 of every array has the mean figures. Every other column is a draw: figures that the measurements also allow.
-These are means of resampled values, less a drawn part of the time that other work of the machine may have taken.
-Figures that were not measured get random values: the relative speed of another type's vCPUs, an unknown network
-bandwidth, and the error of the model itself.
+Column 0 of every array has the mean figures. Every other column is a draw: figures that the measurements also allow. A
+draw of a measured figure is the mean of values that are drawn from the measured ones with replacement, less a random
+part of the time that other work of the machine may have taken. Figures that were not measured are drawn from an assumed
+range: the relative speed of another type's vCPUs, an unknown network bandwidth, and the error of the model itself.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ class UncertainFigures:
         """Step time in seconds as the job ran."""
         self.model_error = self._lognormal(_MODEL_SPREAD)
         """Real step time / modelled step time."""
-        self._correction = 1.0
+        self.correction = 1.0
+        """Factor of the costs of samples on the first type, and of all costs that are derived from them."""
         self._supply_error = self._lognormal(SPEED_SPREAD)
         self._reference = profile.supply[0]
         self._reference_name = self._reference.instance_type
@@ -97,20 +98,21 @@ class UncertainFigures:
         """Times of random batches, relative to the mean, in ascending order."""
 
     def _means(self, spread: Spread) -> Array:
-        """Return the mean of a measured figure, and means of resampled values."""
+        """Return the mean of a measured figure, and its draws: means of values that are drawn with replacement."""
         values = np.asarray(spread.values)
         chosen = self._random.integers(len(values), size=(self._num_draws, len(values)))
-        means = values[chosen].mean(axis=1)
-        # If only some of the measured values were kept, the mean of all values has a smaller error than the mean of the
-        # kept values.
+        deviations = values[chosen].mean(axis=1) - values.mean()
+        # If the profile has only some of the measured values, the mean of all values has a smaller error than the mean
+        # of these values.
         shrink = math.sqrt(len(values) / max(len(values), spread.num_measured))
-        centre = values.mean()
-        return np.concatenate([[spread.mean], np.maximum(spread.mean + (means - centre) * shrink, 0.0)])
+        return np.concatenate([[spread.mean], np.maximum(spread.mean + deviations * shrink, 0.0)])
 
     def _measured_step_s(self, steps: Spread) -> Array:
+        """Return the mean of the measured steps, and its draws."""
         # The steps are not resampled one by one, because they come in bursts. From single steps, the interval of a
         # report's 488 ms was 45 to 930 ms.
         error = math.hypot(error_of_mean(steps), RUN_SPREAD)
+        # A large error must not give steps of no time.
         factors = np.maximum(1 + error * self._random.standard_normal(self._num_draws), 0.1)
         return np.concatenate([[steps.mean], steps.mean * factors])
 
@@ -118,18 +120,20 @@ class UncertainFigures:
         return np.concatenate([[1.0], np.exp(self._random.normal(0.0, spread, self._num_draws))])
 
     def _costs_of(self, supply: SupplyProfile) -> _Costs:
-        """Return the costs of a measured type.
+        """Return the costs of a sample on a measured type, by the share of busy CPUs.
 
-        The cost of a single process is the mean of single samples. The costs of more processes come from bursts, which
-        have many more samples. Costs that fall as processes are added are noise and are averaged.
+        The cost in a single process is the mean of single samples. The costs with more processes were measured in short
+        runs of many processes, which have many more samples. If a cost is lower with more processes, this is noise, and
+        both costs are replaced by their mean.
         """
         samples, wait_s = supply.sample_cpu_s, supply.sample_wait_s.mean
         points = [(0.0, samples.mean + supply.batch_cpu_s.mean, float(samples.num_measured))]
         for point in supply.concurrency:
             # Processes that wait for storage leave their CPU to others, so only the computing ones contend.
-            computing = point.cpu_s_per_sample / max(point.cpu_s_per_sample + wait_s, 1e-12)
+            computing_share = point.cpu_s_per_sample / max(point.cpu_s_per_sample + wait_s, 1e-12)
+            busy_share = point.num_processes * computing_share / supply.vcpus
             num_samples = max(1.0, _BURST_S * point.samples_per_s)
-            points.append((point.num_processes * computing / supply.vcpus, point.cpu_s_per_sample, num_samples))
+            points.append((busy_share, point.cpu_s_per_sample, num_samples))
         shares, costs, weights = (np.array(column) for column in zip(*points, strict=True))
         error = math.hypot(samples.variation / math.sqrt(float(weights.max())), RUN_SPREAD)
         errors = np.concatenate([[1.0], np.maximum(1 + error * self._random.standard_normal(self._num_draws), 0.1)])
@@ -148,10 +152,11 @@ class UncertainFigures:
             busy_cpus: CPUs that others keep busy.
         """
         reference = self._costs[self._reference_name]
-        computing = reference.mean_cpu_s[0] / max(reference.mean_cpu_s[0] + float(reference.wait_s[0]), 1e-12)
-        active = np.asarray(num_processes, dtype=np.float64) * computing + busy_cpus
+        # Share of its time that a process computes. It waits for storage in the rest.
+        computing_share = reference.mean_cpu_s[0] / max(reference.mean_cpu_s[0] + float(reference.wait_s[0]), 1e-12)
+        all_busy_cpus = np.asarray(num_processes, dtype=np.float64) * computing_share + busy_cpus
         costs, cpu_factor, wait_factor = self._source_of(machine)
-        return costs.cpu_s(np.minimum(active / machine.vcpus, 1.0)) * cpu_factor, costs.wait_s * wait_factor
+        return costs.cpu_s(np.minimum(all_busy_cpus / machine.vcpus, 1.0)) * cpu_factor, costs.wait_s * wait_factor
 
     def curve_of(self, machine: Machine) -> list[tuple[float, float]]:
         """Return the mean CPU seconds of a sample by the share of busy CPUs of a host, in ascending order."""
@@ -163,9 +168,12 @@ class UncertainFigures:
         ]
 
     def _source_of(self, machine: Machine) -> tuple[_Costs, Array | float, float]:
-        """Return the measured costs that a type is compared with, and the factors of their CPU seconds and waits."""
+        """Return the measured costs that a type is compared with, and the factors of their CPU seconds and waits.
+
+        The costs of the type are these costs times the factors.
+        """
         name = machine.instance_type
-        reference, correction = self._costs[self._reference_name], self._correction
+        reference, correction = self._costs[self._reference_name], self.correction
         # The measured step time corrects the costs on the first type, and on types that are compared with it.
         if name == self._reference_name:
             return reference, correction, correction
@@ -179,44 +187,43 @@ class UncertainFigures:
                 return costs, self._relative_cost(name, SPEED_SPREAD), 1.0
         return reference, self._relative_cost(machine.family, _OTHER_FAMILY_SPREAD) * correction, correction
 
-    def correct(self, factor: float) -> None:
-        """Multiply the costs of samples on the first type, and all costs that are derived from them."""
-        self._correction = factor
-
     def _relative_cost(self, name: str, spread: float) -> Array:
-        """Return the drawn relative cost of a vCPU. Equal names have equal draws, whatever was asked for before."""
+        """Return draws of the relative cost of a vCPU. Equal names have equal draws, whatever was drawn before."""
         if name not in self._relative_costs:
-            number = int.from_bytes(name.encode()[:16].ljust(16, b"\0"), "big")
-            # The hash of a text differs between processes, but its bytes are always the same.
-            random = np.random.default_rng((0, number))
+            random = np.random.default_rng((0, _number_of(name)))
             self._relative_costs[name] = np.concatenate([[1.0], np.exp(random.normal(0.0, spread, self._num_draws))])
         return self._relative_costs[name]
 
     def _batch_times(self) -> Array:
         """Return the times of random batches, relative to the mean, in ascending order."""
-        supply, size = self._reference, self._training.batch_samples
-        fixed = self._reference.batch_cpu_s.mean
-        values = np.asarray(supply.sample_cpu_s.values) + fixed
-        waits = np.asarray(supply.sample_wait_s.values)
-        values = values + (waits if len(waits) == len(values) else supply.sample_wait_s.mean)
-        num = min(size, 256)
+        supply, batch_samples = self._reference, self._training.batch_samples
+        sample_s = np.asarray(supply.sample_cpu_s.values) + supply.batch_cpu_s.mean
+        waits_s = np.asarray(supply.sample_wait_s.values)
+        # If each sample has its own wait, keep both together, because samples with much data take long in both.
+        sample_s = sample_s + (waits_s if len(waits_s) == len(sample_s) else supply.sample_wait_s.mean)
+        # Draw at most 256 samples for each batch, which bounds the memory of the draws.
+        num_drawn = min(batch_samples, 256)
         random = np.random.default_rng(0)
-        means = values[random.integers(len(values), size=(_NUM_BATCHES, num))].mean(axis=1)
-        centre = float(means.mean())
-        if centre <= 0:
+        batch_s = sample_s[random.integers(len(sample_s), size=(_NUM_BATCHES, num_drawn))].mean(axis=1)
+        mean_s = float(batch_s.mean())
+        if mean_s <= 0:
             return np.ones(_NUM_BATCHES)
-        # The mean of `size` samples varies less than the mean of 256 samples.
-        relative = 1.0 + (means / centre - 1.0) * math.sqrt(num / size)
+        # The mean of all samples of a batch varies less than the mean of those that were drawn.
+        relative = 1.0 + (batch_s / mean_s - 1.0) * math.sqrt(num_drawn / batch_samples)
         return np.sort(relative)
 
     def network_of(self, machine: Machine) -> Array:
-        """Return the bandwidth of a machine in bytes per second, drawn from a range if it is unknown."""
+        """Return draws of the bandwidth of a machine in bytes per second, from a range if the bandwidth is unknown."""
         if machine.network_bytes_per_s is not None:
             return np.full(self._num_draws + 1, machine.network_bytes_per_s)
         low, high = (math.log(per_vcpu * machine.vcpus) for per_vcpu in _UNKNOWN_NETWORK_BYTES_PER_S_PER_VCPU)
-        number = int.from_bytes(machine.instance_type.encode()[:16].ljust(16, b"\0"), "big")
-        random = np.random.default_rng((0, 1, number))
+        random = np.random.default_rng((0, 1, _number_of(machine.instance_type)))
         return np.asarray(np.exp(np.concatenate([[(low + high) / 2], random.uniform(low, high, self._num_draws)])))
+
+
+def _number_of(name: str) -> int:
+    """Return a seed for a name. The bytes of a text are the same in all processes, but its hash is not."""
+    return int.from_bytes(name.encode()[:16].ljust(16, b"\0"), "big")
 
 
 def error_of_mean(steps: Spread) -> float:
@@ -225,16 +232,16 @@ def error_of_mean(steps: Spread) -> float:
     Steps come in bursts: a long one waits for the batches of all processes, and the next ones find them ready. So the
     means of successive parts differ less than single steps suggest.
     """
-    alone = steps.variation / math.sqrt(steps.num_measured)
+    # Few steps cannot be divided into parts, so take the error of independent steps.
     if len(steps.values) < 4 * _NUM_PARTS:
-        return alone
+        return steps.variation / math.sqrt(steps.num_measured)
     values = np.array(steps.values[: len(steps.values) // _NUM_PARTS * _NUM_PARTS])
     means = values.reshape(_NUM_PARTS, -1).mean(axis=1)
     return float(means.std(ddof=1) / math.sqrt(_NUM_PARTS) / max(means.mean(), 1e-12))
 
 
 def _extrapolated(share: Array, shares: Array, costs: Array) -> Array:
-    """Return costs between measured shares. Beyond the last one they grow as between the last two."""
+    """Return the costs at any share, on straight lines between measured shares. Beyond them, the last line goes on."""
     found = np.interp(share, shares, costs)
     if len(shares) < 2:
         return found
@@ -243,8 +250,11 @@ def _extrapolated(share: Array, shares: Array, costs: Array) -> Array:
 
 
 def _rising(values: Array, weights: Array) -> Array:
-    """Return the rising sequence that is nearest to the values (pool adjacent violators)."""
-    blocks: list[tuple[float, float, int]] = []
+    """Return the rising sequence with the least weighted squared distance to the values (pool adjacent violators).
+
+    Neighbours that fall are merged into a block with their weighted mean, until the means of all blocks rise.
+    """
+    blocks: list[tuple[float, float, int]] = []  # mean, weight, number of values
     for value, own_weight in zip(values, weights, strict=True):
         mean, weight, number = float(value), float(own_weight), 1
         while blocks and blocks[-1][0] > mean:

@@ -2,12 +2,12 @@
 
 ======================  =================================================================================
 ranks, hosts            from the trainer groups and ``nproc_per_node``
-global_batch            batch_per_device x ranks, unless it is fixed
-batch_per_device        fixed global batch: global_batch / ranks
+global_batch            batch_per_device x ranks, unless the study fixes the global batch
+batch_per_device        global_batch / ranks
 training_samples        samples x train_share
-steps                   steps fixed: at the smallest global batch. With k times the batch, steps / k, rounded
-epochs                  steps x global_batch / training_samples, with steps before rounding
-learning_rate           by the rule, from global_batch / smallest global batch of the study
+steps                   if the study fixes them: stated steps x smallest global batch / global_batch, rounded
+epochs                  steps before rounding x global_batch / training_samples
+learning_rate           stated rate x a factor by the rule, from global_batch / smallest global batch of the study
 ======================  =================================================================================
 
 The stated steps change with the global batch, and the stated learning rate changes by its rule. In these cases
@@ -59,17 +59,17 @@ class Cell:
     levels: Mapping[str, Level]
     settings: Settings
     """Settings of the study and of the levels together, with the levels among their values."""
-    quantities: Mapping[str, Level]
+    quantities: dict[str, Level]
     """Levels, further values of the settings, and derived quantities."""
 
 
 def merged_settings(study: Study, levels: Mapping[str, Level]) -> Settings:
-    """Return the settings of the study, with those of the levels added. A level's groups replace the study's.
+    """Return the settings of a run: those of the study and of its levels.
 
-    Placeholders of the groups are replaced by levels and values. Those of other texts are kept for `plan_study`, which
-    knows the quantities that follow from the groups.
-
-    The levels are among the values. A factor's level counts before a value of the same name.
+    Where both state the same setting, the level's counts. Its groups replace all groups of the study. The levels
+    themselves are among the values of the settings, and count before a value of the same name. Placeholders in the
+    groups are replaced by the values. Placeholders in other texts are replaced by `plan_study`, which knows the
+    quantities that follow from the groups.
 
     Raises:
         ConfigError: If the options of different levels cannot be used together, or a group is malformed.
@@ -104,9 +104,9 @@ def trainer_groups(settings: Settings) -> list[tuple[str, int]]:
     groups = [parse_group(text) for text in settings.groups]
     if not groups:
         return []
-    overrides = settings.options.get("roles", ())
-    flags = [str(each) for each in overrides] if isinstance(overrides, (list, tuple)) else []
-    roles = assign_roles([(group.name, group.instance_type) for group in groups], flags, "groups of the study")
+    stated = settings.options.get("roles", ())
+    role_flags = [str(each) for each in stated] if isinstance(stated, (list, tuple)) else []
+    roles = assign_roles([(group.name, group.instance_type) for group in groups], role_flags, "groups of the study")
     return [
         (group.instance_type, group.count) for group, role in zip(groups, roles, strict=True) if role is Role.TRAINER
     ]
@@ -126,10 +126,11 @@ def num_ranks(settings: Settings, catalogue: Catalogue) -> int:
     stated = settings.options.get("nproc_per_node")
     with_tensorflow = settings.options.get("framework") == "tensorflow" or settings.options.get("data_service") == "tf"
     number = 0
+    # Without groups, the type of the hosts is unknown.
     for instance_type, count in trainer_groups(settings) or [("", num_hosts(settings))]:
         info = catalogue.find(instance_type)
-        per_host = 1 if with_tensorflow or info is None else info.num_accelerators or 1
-        number += count * (stated if isinstance(stated, int) else per_host)
+        default_per_host = 1 if with_tensorflow or info is None else info.num_accelerators or 1
+        number += count * (stated if isinstance(stated, int) else default_per_host)
     return number
 
 
@@ -151,37 +152,43 @@ def derive(study: Study, rows: Sequence[Mapping[str, Level]], catalogue: Catalog
         ConfigError: If a quantity is missing or is not a number, or if two statements contradict each other.
         ClusterError: If the role of a group is unclear.
     """
-    cells = []
-    for levels in rows:
-        settings = merged_settings(study, levels)
-        stated = _stated(study.constraints, settings.values)
-        ranks = num_ranks(settings, catalogue)
-        cells.append((levels, settings, stated, {"ranks": ranks, "hosts": num_hosts(settings)}))
-    batches = [_global_batch(study.constraints, stated, own["ranks"]) for _, _, stated, own in cells]
+    constraints = study.constraints
+    settings_of_rows = [merged_settings(study, levels) for levels in rows]
+    stated_of_rows = [_stated(constraints, settings.values) for settings in settings_of_rows]
+    ranks_of_rows = [num_ranks(settings, catalogue) for settings in settings_of_rows]
+    batches = [
+        _global_batch(constraints, stated, ranks) for stated, ranks in zip(stated_of_rows, ranks_of_rows, strict=True)
+    ]
     smallest = min((batch for batch in batches if batch is not None), default=None)
-    quantities = [
-        _together(study.constraints, settings, stated, {**own, **_derived(study, stated, own, batch, smallest)})
-        for (levels, settings, stated, own), batch in zip(cells, batches, strict=True)
-    ]
-    changed = [name for name in _MAY_CHANGE if any(_BASE + name in each for each in quantities)]
-    # Set the quantity in each cell, also where it does not change, because a column must not have gaps.
-    for each in quantities:
-        each.update({_BASE + name: each[name] for name in changed if name in each and _BASE + name not in each})
-    return [
-        Cell(levels=levels, settings=settings, quantities=each)
-        for (levels, settings, _, _), each in zip(cells, quantities, strict=True)
-    ]
+    cells: list[Cell] = []
+    for levels, settings, stated, ranks, batch in zip(
+        rows, settings_of_rows, stated_of_rows, ranks_of_rows, batches, strict=True
+    ):
+        derived = {"ranks": ranks, "hosts": num_hosts(settings), **_derived(study, stated, ranks, batch, smallest)}
+        quantities = _merged_quantities(constraints, settings, stated, derived)
+        cells.append(Cell(levels=levels, settings=settings, quantities=quantities))
+    # If a cell has a base quantity, give it to all cells, also where it does not change. A column must not have gaps.
+    changed = [name for name in _MAY_CHANGE if any(_BASE + name in cell.quantities for cell in cells)]
+    for cell in cells:
+        for name in changed:
+            if name in cell.quantities:
+                cell.quantities.setdefault(_BASE + name, cell.quantities[name])
+    return cells
 
 
-def _together(
+def _merged_quantities(
     constraints: Constraints, settings: Settings, stated: Mapping[str, Level], derived: Mapping[str, Level]
 ) -> dict[str, Level]:
-    """Return all quantities. Stated steps and a stated learning rate that change become ``base_NAME``.
+    """Return the stated and the derived quantities of a cell.
+
+    If the steps or the learning rate change with the global batch, the stated value is ``base_NAME``.
 
     Raises:
         ConfigError: If another stated quantity follows differently from the rest.
     """
-    given = {**_plain(stated), **settings.values}
+    # Leave out a memory of 0, the default, as a column of the results.
+    columns = {name: value for name, value in stated.items() if name not in _TO_CHECK or value}
+    given = {**columns, **settings.values}
     may_change = _MAY_CHANGE if constraints.fix else ("learning_rate",)
     changed = {}
     for name, value in derived.items():
@@ -197,19 +204,13 @@ def _together(
 
 
 def _stated(constraints: Constraints, values: Mapping[str, Level]) -> dict[str, Level]:
-    found: dict[str, Level] = {}
-    for name in (*_INPUTS, *_TO_CHECK):
-        value = values.get(name, getattr(constraints, name))
-        if value is not None:
-            found[name] = value
-    return found
-
-
-def _plain(stated: Mapping[str, Level]) -> dict[str, Level]:
-    return {name: value for name, value in stated.items() if name not in _TO_CHECK or value}
+    """Return the quantities that a run's values or the constraints state. A value counts before a constraint."""
+    found = {name: values.get(name, getattr(constraints, name)) for name in (*_INPUTS, *_TO_CHECK)}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _global_batch(constraints: Constraints, stated: Mapping[str, Level], ranks: int) -> Fraction | None:
+    """Return the global batch of a cell, or None if nothing states a batch."""
     if constraints.fix == "global_batch":
         if "global_batch" not in stated:
             raise ConfigError("constraints.global_batch: missing, needed by fix: global_batch")
@@ -222,11 +223,22 @@ def _global_batch(constraints: Constraints, stated: Mapping[str, Level], ranks: 
 def _derived(
     study: Study,
     stated: Mapping[str, Level],
-    own: Mapping[str, int],
+    ranks: int,
     batch: Fraction | None,
     smallest: Fraction | None,
 ) -> dict[str, Level]:
-    """Return the quantities that follow from the stated ones and from the batch of this cell."""
+    """Return the quantities of a cell that follow from the stated ones.
+
+    Args:
+        study: The study.
+        stated: The stated quantities of the cell.
+        ranks: Its ranks.
+        batch: Its global batch. None if nothing states a batch.
+        smallest: The smallest global batch of the study.
+
+    Raises:
+        ConfigError: If no sample is left to train with, or a learning rate is missing for its rule.
+    """
     found: dict[str, Level] = {}
     samples = None
     if "samples" in stated:
@@ -242,7 +254,7 @@ def _derived(
         found["training_samples"] = int(samples)
     if batch is not None and smallest is not None:
         found["global_batch"] = _level(batch)
-        found["batch_per_device"] = _level(batch / own["ranks"])
+        found["batch_per_device"] = _level(batch / ranks)
         if "learning_rate" in stated:
             found["learning_rate"] = _learning_rate(stated, batch / smallest)
         elif stated.get("learning_rate_rule", "kept") != "kept":
@@ -266,8 +278,12 @@ def _duration(
     batch: Fraction | None,
     smallest: Fraction | None,
 ) -> dict[str, Level]:
-    """Return steps and epochs, each from the other one."""
+    """Return steps and epochs: epochs from the steps if these are fixed, steps from the epochs otherwise.
+
+    Empty if neither can be computed. The other arguments are those of `_derived`, with ``samples`` to train with.
+    """
     if constraints.fix == "steps" or (constraints.fix == "global_batch" and "steps" in stated):
+        # Names as the constraints have them, for the message.
         needed = {"steps": stated.get("steps"), "samples": samples, "batch_per_device": batch}
         missing = [name for name, value in needed.items() if value is None]
         if missing or samples is None or batch is None or smallest is None:
@@ -284,11 +300,11 @@ def _duration(
 
 
 def _learning_rate(stated: Mapping[str, Level], ratio: Fraction) -> float:
-    base = float(_number("learning_rate", stated))
-    rule = stated.get("learning_rate_rule", "kept")
+    """Return the learning rate of a cell whose global batch is ``ratio`` times the smallest one."""
+    rule = str(stated.get("learning_rate_rule", "kept"))
     # The published study has sqrt(32) x 5e-5 = 2.83e-4 on 32 GPUs.
-    factor = {"kept": 1.0, "sqrt": math.sqrt(ratio), "linear": float(ratio)}[str(rule)]
-    return base * factor
+    factor = {"kept": 1.0, "sqrt": math.sqrt(ratio), "linear": float(ratio)}[rule]
+    return float(_number("learning_rate", stated)) * factor
 
 
 def _number(name: str, stated: Mapping[str, Level]) -> Fraction:
@@ -307,4 +323,5 @@ def _whole(name: str, stated: Mapping[str, Level]) -> int:
 
 
 def _level(value: Fraction) -> Level:
+    """Return a whole number as int, and any other number as float."""
     return int(value) if value.denominator == 1 else float(value)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -100,13 +101,22 @@ def rows_of(design: Design, factors: Sequence[Factor], *, seed: int) -> list[Map
         return [
             dict(zip(names, levels, strict=True)) for levels in itertools.product(*(each.levels for each in factors))
         ]
-    places = _fraction(factors, design.num_runs, seed=seed)
-    return [{factor.name: factor.levels[at] for factor, at in zip(factors, row, strict=True)} for row in places]
+    return _named_levels(_fraction(factors, design.num_runs, seed=seed), factors)
+
+
+def _named_levels(rows: Sequence[Sequence[int]], factors: Sequence[Factor]) -> list[Mapping[str, Level]]:
+    """Return rows of levels by factor, for rows with the number of each factor's level."""
+    return [{factor.name: factor.levels[at] for factor, at in zip(factors, row, strict=True)} for row in rows]
 
 
 def _fraction(factors: Sequence[Factor], num_runs: int, *, seed: int) -> list[list[int]]:
-    """Return the places of the levels in each row."""
+    """Return the rows of a fraction, each with the number of each factor's level, see the docstring of the module.
+
+    Raises:
+        ConfigError: If there are fewer runs than main effects, or the search would take too long.
+    """
     sizes = [len(factor.levels) for factor in factors]
+    # The mean, and one effect for each level but the first.
     num_effects = 1 + sum(size - 1 for size in sizes)
     if num_runs < num_effects:
         raise ConfigError(
@@ -128,7 +138,8 @@ def _fraction(factors: Sequence[Factor], num_runs: int, *, seed: int) -> list[li
     for _ in range(num_starts):
         rows = [[generator.randrange(size) for size in sizes] for _ in range(num_runs)]
         determinant = _exchange(rows, sizes, codes)
-        # Round the determinant, because equal determinants differ in their rounding errors.
+        # Of designs with equal determinants, the one with the most even pairs of levels is the best, then the one with
+        # the smallest correlation. Equal determinants differ in their rounding errors, so round them.
         merit = round(determinant, 9), -_imbalance(rows, sizes), -_largest(rows, factors)
         if best is None or merit > best[0]:
             best = merit, rows
@@ -137,13 +148,14 @@ def _fraction(factors: Sequence[Factor], num_runs: int, *, seed: int) -> list[li
 
 
 def _relabelled(rows: list[list[int]], factors: Sequence[Factor]) -> list[list[int]]:
-    """Return the design with its levels exchanged to lower the largest correlation.
+    """Return the design with the levels of its factors in the orders that give the smallest largest correlation.
 
-    Such an exchange does not change the determinant.
+    Another order of a factor's levels does not change the determinant. One factor after the other gets its best order,
+    in two rounds, because the best order of a factor depends on the others.
     """
-    columns = sum(1 if factor.is_numeric else len(factor.levels) - 1 for factor in factors)
-    orders = sum(math.factorial(n) for factor in factors if (n := len(factor.levels)) <= _MAX_RELABELLED)
-    if 2 * orders * columns**2 > _MAX_RELABELLING_WORK:
+    num_columns = sum(1 if factor.is_numeric else len(factor.levels) - 1 for factor in factors)
+    num_orders = sum(math.factorial(n) for factor in factors if (n := len(factor.levels)) <= _MAX_RELABELLED)
+    if 2 * num_orders * num_columns**2 > _MAX_RELABELLING_WORK:
         return rows
     least = _largest(rows, factors)
     for _ in range(2):
@@ -152,14 +164,18 @@ def _relabelled(rows: list[list[int]], factors: Sequence[Factor]) -> list[list[i
                 continue
             for order in itertools.permutations(range(len(factor.levels))):
                 candidate = [[*row[:at], order[row[at]], *row[at + 1 :]] for row in rows]
-                found = _largest(candidate, factors)
-                if found < least:
-                    least, rows = found, candidate
+                correlation = _largest(candidate, factors)
+                if correlation < least:
+                    least, rows = correlation, candidate
     return rows
 
 
 def _contrasts(size: int) -> Matrix:
-    """Return orthogonal columns of length 1 per level, one fewer than levels: Helmert's contrasts."""
+    """Return a matrix with a row for each level of a factor: Helmert's contrasts.
+
+    It has one column fewer than levels. The columns are orthogonal, and the mean square of each is 1. Column c compares
+    level c + 1 with the mean of the levels before it.
+    """
     import numpy as np
 
     codes = np.zeros((size, size - 1))
@@ -171,6 +187,7 @@ def _contrasts(size: int) -> Matrix:
 
 
 def _model(row: Sequence[int], codes: Sequence[Matrix]) -> Matrix:
+    """Return the row of the model matrix for a row of levels: 1 for the mean, then the contrasts of each level."""
     import numpy as np
 
     return np.concatenate([np.ones(1), *(code[at] for code, at in zip(codes, row, strict=True))])
@@ -183,42 +200,39 @@ def _exchange(rows: list[list[int]], sizes: Sequence[int], codes: Sequence[Matri
     # The matrix of random rows may be singular. The logarithm of its determinant is then minus infinity.
     ridge = 1e-9 * np.eye(1 + sum(size - 1 for size in sizes))
     information = ridge + sum(np.outer(model, model) for model in (_model(row, codes) for row in rows))
-    found = float(np.linalg.slogdet(information)[1])
+    best = float(np.linalg.slogdet(information)[1])
     for _ in range(_MAX_PASSES):
-        before = found
+        before = best
         for row in rows:
             own = _model(row, codes)
             # The matrix is a sum over rows. So to exchange a row, compute the sum of the other rows once.
             rest = information - np.outer(own, own)
             for at, size in enumerate(sizes):
                 for level in range(size):
-                    candidate = [*row[:at], level, *row[at + 1 :]]
-                    model = _model(candidate, codes)
+                    model = _model([*row[:at], level, *row[at + 1 :]], codes)
                     value = float(np.linalg.slogdet(rest + np.outer(model, model))[1])
-                    if value > found + 1e-9:
-                        found, row[at] = value, level
+                    # An improvement must be larger than rounding errors, or the search would not end.
+                    if value > best + 1e-9:
+                        best, row[at] = value, level
             own = _model(row, codes)
             information = rest + np.outer(own, own)
-        if found <= before + 1e-9:
+        if best <= before + 1e-9:
             break
-    return found
+    return best
 
 
 def _largest(rows: Sequence[Sequence[int]], factors: Sequence[Factor]) -> float:
-    levels = [{factor.name: factor.levels[at] for factor, at in zip(factors, row, strict=True)} for row in rows]
-    largest = correlations(levels, factors).largest
+    """Return the largest absolute correlation between two factors without its rounding error. 0 for a single factor."""
+    largest = correlations(_named_levels(rows, factors), factors).largest
     return 0.0 if largest is None else round(largest[0], 9)
 
 
-def _imbalance(rows: Sequence[Sequence[int]], sizes: Sequence[int]) -> float:
-    """Return how uneven pairs of levels are: the sum of the squares of their counts."""
-    total = 0.0
+def _imbalance(rows: Sequence[Sequence[int]], sizes: Sequence[int]) -> int:
+    """Return how unevenly pairs of levels of two factors occur: the sum of the squares of their numbers of rows."""
+    total = 0
     for first, second in itertools.combinations(range(len(sizes)), 2):
-        counts: dict[tuple[int, int], int] = {}
-        for row in rows:
-            pair = row[first], row[second]
-            counts[pair] = counts.get(pair, 0) + 1
-        total += sum(count * count for count in counts.values())
+        num_rows = Counter((row[first], row[second]) for row in rows)
+        total += sum(number * number for number in num_rows.values())
     return total
 
 
@@ -245,6 +259,7 @@ def correlations(rows: Sequence[Mapping[str, Level]], factors: Sequence[Factor])
 
 
 def _pearson(one: Matrix, other: Matrix) -> float | None:
+    """Return Pearson's correlation of two columns. None if one of them does not vary."""
     first, second = one - one.mean(), other - other.mean()
     scale = math.sqrt(float(first @ first) * float(second @ second))
     return None if scale == 0 else float(first @ second) / scale

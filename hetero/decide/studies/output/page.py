@@ -22,7 +22,7 @@ from hetero.decide.studies.output.table import CSV_FILE_NAME, Row, by_levels
 from hetero.decide.studies.plan import StudyPlan
 from hetero.decide.studies.runs import FAILED, FINISHED, Level, RunResult
 from hetero.decide.studies.statistics import Interval, interval_of, series_of, time_to_quality
-from hetero.decide.studies.study_file import Factor, Metric, Study
+from hetero.decide.studies.study_file import Factor, Study
 from hetero.documents.findings import Finding
 from hetero.documents.tables import MAX_ROWS
 from hetero.documents.text import counted, html_text
@@ -70,11 +70,14 @@ def cell_table(study: Study, results: Sequence[RunResult]) -> tuple[list[str], l
     names = [factor.name for factor in study.factors]
     metrics = list(study.metrics)
     header = [*names, "ranks", "runs", "failed", "time [s]", "USD"]
-    header += [column for metric in metrics for column in _metric_columns(metric)]
+    for metric in metrics:
+        header.append(metric.name)
+        if metric.target is not None:
+            header.append(f"time to {metric.name} {metric.target:g} [s]")
     rows = []
     for levels, members in by_levels(results, names).items():
         finished = [each for each in members if each.state == FINISHED]
-        # The replicate with the largest share of other work decides. Otherwise a time that was measured beside other
+        # Take the largest excess of the replicates. With a mean, a time that was measured while the machine did other
         # work would count as the time of the combination.
         excess = max((excess_share(each.report) for each in finished if each.report is not None), default=0.0)
         row = [*map(str, levels), str(members[0].levels.get("ranks", "")), str(len(members))]
@@ -85,7 +88,7 @@ def cell_table(study: Study, results: Sequence[RunResult]) -> tuple[list[str], l
         ]
         for metric in metrics:
             lasts = [values[-1].value for each in finished if (values := series_of(each.metrics, metric.name))]
-            row.append(_interval_text(interval_of(lasts), ".4g"))
+            row.append(_interval_text(interval_of(lasts)))
             if metric.target is not None:
                 reached = [
                     seconds for each in finished if (seconds := time_to_quality(each.metrics, metric)) is not None
@@ -124,11 +127,6 @@ def notes(study: Study, results: Sequence[RunResult]) -> list[str]:
     return found
 
 
-def _metric_columns(metric: Metric) -> list[str]:
-    is_target = metric.target is not None
-    return [metric.name, f"time to {metric.name} {metric.target:g} [s]"] if is_target else [metric.name]
-
-
 def _time_text(values: Sequence[float], excess: float) -> str:
     """Return the mean of times or costs with its interval.
 
@@ -138,18 +136,19 @@ def _time_text(values: Sequence[float], excess: float) -> str:
     """
     found = interval_of(values, is_positive=True)
     if found is not None and excess > 0:
+        # The value of a single replicate is both ends.
         low, high = found.low or found.mean, found.high or found.mean
         # Other work only lengthens a run, so only the lower end moves.
         found = None if excess > MAX_EXCESS else replace(found, low=(1 - excess) * low, high=high)
-    return _interval_text(found, ".4g")
+    return _interval_text(found)
 
 
-def _interval_text(found: Interval | None, form: str) -> str:
+def _interval_text(found: Interval | None) -> str:
+    """Return a mean with its interval in brackets, if it has one. A dash without a mean."""
     if found is None:
         return "-"
-    if found.low is None or found.high is None:
-        return format(found.mean, form)
-    return f"{found.mean:{form}} [{found.low:{form}}, {found.high:{form}}]"
+    interval = "" if found.low is None or found.high is None else f" [{found.low:.4g}, {found.high:.4g}]"
+    return f"{found.mean:.4g}{interval}"
 
 
 def _headline(plan: StudyPlan, results: Sequence[RunResult]) -> str:
@@ -186,7 +185,10 @@ def _plots(plan: StudyPlan, results: Sequence[RunResult]) -> str:
 
 
 def _chooses_size(factor: Factor, plan: StudyPlan) -> bool:
-    """Return whether the ranks determine a factor's level. Its levels are then on the axis of the ranks."""
+    """Return whether a factor chooses the number of ranks: the ranks vary, and each number belongs to one level.
+
+    The levels of such a factor are on the axis of the ranks, so they do not tell series apart.
+    """
     levels_of: dict[Level, set[Level]] = {}
     for cell in plan.cells:
         levels_of.setdefault(cell.quantities["ranks"], set()).add(cell.levels[factor.name])
@@ -251,6 +253,7 @@ def _findings(findings: Sequence[Finding]) -> str:
 
 
 def _origin(results: Sequence[RunResult]) -> str:
+    """Return the list of what was simulated in any run. Empty if nothing was."""
     simulated = dict.fromkeys(
         sentence for result in results if result.report is not None for sentence in result.report.run.simulated
     )

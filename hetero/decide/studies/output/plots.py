@@ -50,31 +50,49 @@ class Results:
         """The runs that finished."""
         return [result for result in self.results if result.state == FINISHED]
 
-    def series(self, *, without: str = "") -> dict[str, list[RunResult]]:
-        """Return the finished runs by the levels of the factors, as one series if they would be too many.
+    def series(self, *, axis: str = "ranks") -> dict[str, list[RunResult]]:
+        """Return the finished runs by series: a series has the runs with equal levels of the factors.
 
-        A series may have several combinations of levels at one place of an axis, see `_combinations`.
+        The label of a series has those levels that vary. If there are more than `_MAX_SERIES`, all runs are one series
+        without a label. A series may have several combinations of levels at one place of an axis, see `_combinations`.
+
+        Args:
+            axis: Quantity on the x axis. If it is a factor, its levels do not tell series apart.
         """
-        varied = [
-            name
-            for name in self.factors
-            if name != without and len({result.levels.get(name) for result in self.finished}) > 1
-        ]
+        levels = {name: {result.levels.get(name) for result in self.finished} for name in self.factors if name != axis}
+        varied = [name for name in levels if len(levels[name]) > 1]
+        # Place of each level in ascending order, numbers before texts. Levels of a factor may be of both kinds.
+        places = {
+            name: {level: at for at, level in enumerate(sorted(levels[name], key=lambda x: (isinstance(x, str), x)))}
+            for name in varied
+        }
         found: dict[str, list[RunResult]] = {}
-        order = {name: _rank_of(self.finished, name) for name in varied}
-        for result in sorted(self.finished, key=lambda each: [order[name](each) for name in varied]):
+        for result in sorted(self.finished, key=lambda run: [places[name][run.levels.get(name)] for name in varied]):
             label = ", ".join(f"{name} {result.levels.get(name)}" for name in varied)
             found.setdefault(label, []).append(result)
         return found if len(found) <= _MAX_SERIES else {"": self.finished}
 
+    @property
+    def time_unit(self) -> tuple[float, str]:
+        """Seconds of a unit of time that suits the longest run, and the name of the unit."""
+        longest_s = max((result.wall_s for result in self.finished), default=0.0)
+        for seconds, name in ((3600.0, "hours"), (60.0, "minutes")):
+            if longest_s >= 2 * seconds:
+                return seconds, name
+        return 1.0, "seconds"
+
 
 def scaling_plot(found: Results, *, cost: bool) -> Plot | None:
     """Return time, or cost, against ranks on logarithmic axes. None if all runs have equally many ranks."""
-    value_of = _usd if cost else _hours_or_seconds(found)
+    unit_s, unit = found.time_unit
+
+    def value_of(run: RunResult) -> float | None:
+        # A logarithmic axis cannot show 0.
+        return (run.usd if cost else run.wall_s / unit_s) or None
+
     runs = [result for result in found.finished if value_of(result) is not None]
     if len({_ranks(result) for result in runs}) < 2:
         return None
-    unit = "USD" if cost else _time_unit(found)
     (axes,) = new_axes()
     are_joined, _ = _draw_series(axes, found.series(), _ranks, value_of)
     axes.set_xscale("log", base=2)
@@ -98,14 +116,14 @@ def quality_plot(found: Results) -> Plot | None:
     metric = found.metric
     if metric is None:
         return None
-    axis = next((name for name in ("global_batch", "ranks") if _varies(found, name)), None)
+    axis = next((name for name in ("global_batch", "ranks") if _is_axis(found, name)), None)
     if axis is None or not any(_quality(each, metric) is not None for each in found.finished):
         return None
     (axes,) = new_axes()
     # Each combination of the other factors is one series.
     are_joined, has_intervals = _draw_series(
         axes,
-        found.series(without=axis),
+        found.series(axis=axis),
         lambda each: _number(each.levels.get(axis)),
         lambda each: _quality(each, metric),
         has_bars=True,
@@ -140,16 +158,17 @@ def pareto_plot(found: Results) -> Plot | None:
     rated = [value for value in qualities if value is not None]
     is_rated = metric is not None and len(rated) == len(runs)
 
-    def costs_of(place: int) -> list[float]:
-        run, quality = runs[place], qualities[place]
-        found_costs = [run.wall_s, run.usd or 0.0]
+    def costs_of(index: int) -> list[float]:
+        """Return time, cost and, if all runs have it, the quality as a cost: the lower the better."""
+        run, quality = runs[index], qualities[index]
+        costs = [run.wall_s, run.usd or 0.0]
         if is_rated and metric is not None and quality is not None:
-            found_costs.append(-quality if metric.goal == "max" else quality)
-        return found_costs
+            costs.append(-quality if metric.goal == "max" else quality)
+        return costs
 
     # Find the runs that no other run beats, then draw them with rings.
     front = pareto_front(range(len(runs)), costs_of)
-    unit_s, unit = _unit(max(each.wall_s for each in runs))
+    unit_s, unit = found.time_unit
     xs, ys = [each.wall_s / unit_s for each in runs], [each.usd or 0.0 for each in runs]
     (axes,) = new_axes()
     rings = axes.scatter([xs[at] for at in front], [ys[at] for at in front], s=150, label="not beaten by any run")
@@ -202,9 +221,9 @@ def quality_over_time_plot(found: Results) -> Plot | None:
     metric = found.metric
     if metric is None or not any(len(series_of(each.metrics, metric.name)) > 1 for each in found.finished):
         return None
-    unit_s, unit = _unit(max(each.wall_s for each in found.finished))
+    unit_s, unit = found.time_unit
     (axes,) = new_axes()
-    # Curves have the colours of the levels, and of the ranks too if these vary.
+    # A group has the curves of one colour: those with equal levels, and with equal ranks if the ranks vary.
     groups: dict[str, list[RunResult]] = {}
     has_sizes = len({_ranks(each) for each in found.finished}) > 1
     for levels, members in found.series().items():
@@ -212,10 +231,10 @@ def quality_over_time_plot(found: Results) -> Plot | None:
             size = counted(int(_ranks(each)), "rank") if has_sizes or not levels else ""
             groups.setdefault(", ".join(filter(None, (levels, size))), []).append(each)
     ordered = sorted(groups.items(), key=lambda item: _ranks(item[1][0]))[:_MAX_SERIES]
-    # Draw some curves of each group.
+    # Draw at most `_MAX_CURVES`, equally many of each group.
     num_drawn = 0
     for style, (label, members) in zip(_styles(), ordered, strict=False):
-        for number, each in enumerate(members[: _MAX_CURVES // max(1, len(ordered))]):
+        for number, each in enumerate(members[: _MAX_CURVES // len(ordered)]):
             series = series_of(each.metrics, metric.name)
             num_drawn += 1
             axes.plot(
@@ -275,6 +294,7 @@ def correlation_plot(found: Correlations) -> Plot | None:
 
 
 def _styles() -> Iterator[dict[str, Any]]:
+    """Yield the style of each series."""
     for colour, marker in zip(PALETTE, _MARKERS, strict=True):
         yield {"color": colour, "marker": marker, "markersize": 6, "linewidth": 1.4}
 
@@ -287,9 +307,18 @@ def _draw_series(
     *,
     has_bars: bool = False,
 ) -> tuple[bool, bool]:
-    """Draw each series: its runs, and the means of its combinations. Return whether lines join all, and bars are drawn.
+    """Draw each series: its runs, and the means of its combinations of levels.
 
-    A series with several combinations at one place gets marks without a line.
+    Args:
+        axes: Where to draw.
+        series: Runs by the label of their series.
+        x_of: Returns the place of a run on the x axis.
+        value_of: Returns the value of a run, or None to leave the run out.
+        has_bars: Whether to draw 95 % intervals.
+
+    Returns:
+        Whether a line joins the means in each series, and whether any interval was drawn. A series with several
+        combinations at one place gets marks without a line.
     """
     are_joined, has_intervals = True, False
     # There are at most as many series as styles, see `Results.series`.
@@ -297,7 +326,8 @@ def _draw_series(
         combinations = _combinations(members, x_of, value_of)
         if not combinations:
             continue
-        is_joined = _is_line(combinations)
+        # A line needs one combination of levels at each place.
+        is_joined = len({x for x, _ in combinations}) == len(combinations)
         are_joined &= is_joined
         # Shift each series a little, because the intervals of two series would hide each other.
         shift = 1.0 + 0.05 * (number - (len(series) - 1) / 2) if has_bars else 1.0
@@ -325,9 +355,9 @@ def _draw_series(
 def _combinations(
     members: Sequence[RunResult], x_of: Callable[[RunResult], float], value_of: Callable[[RunResult], float | None]
 ) -> list[tuple[float, list[float]]]:
-    """Return place and values of each combination of levels, in the order of the places.
+    """Return the combinations of levels of a series: the place of each on the x axis, and the values of its runs.
 
-    The values of a combination are the values of its replicates, which differ only in their seed.
+    They are in the order of the places. The runs of a combination are replicates, which differ only in their seed.
     """
     found: dict[tuple[tuple[str, str], ...], tuple[float, list[float]]] = {}
     for each in members:
@@ -336,11 +366,6 @@ def _combinations(
             key = tuple((name, repr(level)) for name, level in sorted(each.levels.items()) if name != "seed")
             found.setdefault(key, (x_of(each), []))[1].append(value)
     return sorted(found.values(), key=lambda item: item[0])
-
-
-def _is_line(combinations: Sequence[tuple[float, list[float]]]) -> bool:
-    """Return whether a series has one combination of levels at each place."""
-    return len({x for x, _ in combinations}) == len(combinations)
 
 
 def _marks_text(are_joined: bool) -> str:
@@ -362,13 +387,6 @@ def _ticks_at(axes: Axes, xs: Sequence[float]) -> None:
     axes.set_xlim(xs[0] / 1.3, xs[-1] * 1.3)
 
 
-def _rank_of(results: Sequence[RunResult], name: str) -> Callable[[RunResult], int]:
-    """Return a function that gives the place of a run's level among the levels of a factor, in ascending order."""
-    levels = {result.levels.get(name) for result in results}
-    places = {level: at for at, level in enumerate(sorted(levels, key=lambda each: (isinstance(each, str), each)))}
-    return lambda result: places[result.levels.get(name)]
-
-
 def _ranks(result: RunResult) -> float:
     return _number(result.levels.get("ranks", 1))
 
@@ -377,33 +395,13 @@ def _number(level: Level | None) -> float:
     return float(level) if isinstance(level, (int, float)) else math.nan
 
 
-def _varies(found: Results, name: str) -> bool:
+def _is_axis(found: Results, name: str) -> bool:
+    """Return whether a quantity is a number in each run, and differs between runs."""
     values = [result.levels.get(name) for result in found.finished]
     return all(isinstance(value, (int, float)) for value in values) and len(set(values)) > 1
 
 
 def _quality(result: RunResult, metric: Metric) -> float | None:
+    """Return the last value of a metric, or None without a value."""
     series = series_of(result.metrics, metric.name)
     return series[-1].value if series else None
-
-
-def _usd(result: RunResult) -> float | None:
-    # A logarithmic axis cannot show 0.
-    return result.usd or None
-
-
-def _hours_or_seconds(found: Results) -> Callable[[RunResult], float | None]:
-    unit_s = _unit(max((each.wall_s for each in found.finished), default=0.0))[0]
-    return lambda result: result.wall_s / unit_s or None
-
-
-def _time_unit(found: Results) -> str:
-    return _unit(max((each.wall_s for each in found.finished), default=0.0))[1]
-
-
-def _unit(longest_s: float) -> tuple[float, str]:
-    """Return seconds of a unit of time, and its name."""
-    for seconds, name in ((3600.0, "hours"), (60.0, "minutes")):
-        if longest_s >= 2 * seconds:
-            return seconds, name
-    return 1.0, "seconds"

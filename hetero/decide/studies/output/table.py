@@ -56,11 +56,12 @@ def rows(results: Sequence[RunResult], *, metrics: Sequence[Metric] = ()) -> lis
     computed = [_computed(result, metrics) for result in results]
     # Collect the names of all rows, because a metric must have the same column in each row. A logged acc_best was once
     # replaced by the computed one of acc.
-    taken = {name for row in (*measured, *computed) for name in row}
+    other_columns = {name for row in (*measured, *computed) for name in row}
     found = []
     for result, first, last in zip(results, measured, computed, strict=True):
         logged = {
-            f"metric_{name}" if name in taken else name: value for name, value in last_values(result.metrics).items()
+            f"metric_{name}" if name in other_columns else name: value
+            for name, value in last_values(result.metrics).items()
         }
         found.append({**first, **logged, **last})
     columns = _in_order([list(row) for row in found])
@@ -69,14 +70,14 @@ def rows(results: Sequence[RunResult], *, metrics: Sequence[Metric] = ()) -> lis
 
 def _in_order(lists: Sequence[Sequence[str]]) -> list[str]:
     """Return all names once. If only some lists have a name, it comes after the name that it follows in these lists."""
-    found: list[str] = []
+    merged: list[str] = []
     for names in lists:
-        at = 0
+        place_of_next = 0
         for name in names:
-            if name not in found:
-                found.insert(at, name)
-            at = found.index(name) + 1
-    return found
+            if name not in merged:
+                merged.insert(place_of_next, name)
+            place_of_next = merged.index(name) + 1
+    return merged
 
 
 def _measured(result: RunResult) -> Row:
@@ -111,7 +112,7 @@ def _computed(result: RunResult, metrics: Sequence[Metric]) -> Row:
 
 
 def _from_report(report: Report | None) -> Row:
-    """Return the columns that a report has, each None without a report."""
+    """Return the columns that come from a report, each None without a report. Hosts are the trainer hosts."""
     headline = None if report is None else report.headline
     usages = () if report is None else report.run.trainer_usages
 
@@ -138,15 +139,18 @@ def _from_report(report: Report | None) -> Row:
 def communication_ratio(result: RunResult) -> float | None:
     """Return communication / computation of a run, over all ranks. None if they did not log both.
 
-    Values with steps count only where a rank logged both for the step, because long series are thinned.
+    Only steps count for which a rank logged both, because long series are thinned. If a script logs no steps, the n-th
+    values belong together.
     """
-    both = [
-        {(each.rank, place if each.step is None else each.step): each.value for place, each in enumerate(own)}
-        for own in ([each for each in result.metrics if each.name == name] for name in (COMMUNICATION, COMPUTATION))
-    ]
-    shared = both[0].keys() & both[1].keys()
-    computation_s = sum(both[1][key] for key in shared)
-    return sum(both[0][key] for key in shared) / computation_s if computation_s > 0 else None
+
+    def by_step(name: str) -> dict[tuple[int, int], float]:
+        own = [value for value in result.metrics if value.name == name]
+        return {(each.rank, at if each.step is None else each.step): each.value for at, each in enumerate(own)}
+
+    communication, computation = by_step(COMMUNICATION), by_step(COMPUTATION)
+    shared = communication.keys() & computation.keys()
+    computation_s = sum(computation[key] for key in shared)
+    return sum(communication[key] for key in shared) / computation_s if computation_s > 0 else None
 
 
 def csv_text(table: Sequence[Row]) -> str:
@@ -182,16 +186,16 @@ def write_parquet(path: Path, table: Sequence[Row]) -> bool:
 
 
 def _column(values: Sequence[Cell]) -> list[Cell]:
-    """Return the values with one type, which a column needs: numbers as floats if one is, otherwise texts.
+    """Return the values with one type, which a column of Parquet needs.
 
-    Whole numbers of more than 64 bits with their sign are texts, because no type of a column holds them exactly.
+    Whole and other numbers together become floats, and any other mixture of types becomes texts. Whole numbers beyond
+    64 bits become texts too, because no type of a column holds them exactly.
     """
     kinds = {type(value) for value in values if value is not None}
-    if kinds == {int} and any(isinstance(value, int) and not -(2**63) <= value < 2**63 for value in values):
-        return [None if value is None else str(value) for value in values]
-    if kinds <= {int, float} and len(kinds) > 1:
+    is_too_large = kinds == {int} and any(isinstance(value, int) and not -(2**63) <= value < 2**63 for value in values)
+    if kinds == {int, float}:
         return [None if value is None else float(value) for value in values]
-    if len(kinds) > 1:
+    if is_too_large or len(kinds) > 1:
         return [None if value is None else str(value) for value in values]
     return list(values)
 
