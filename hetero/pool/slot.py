@@ -14,11 +14,11 @@ import signal
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from hetero.control.members.directory import EndpointRecord
+from hetero.system.process import is_suspended
 
-__all__ = ["LAST_LINES", "Action", "Liveness", "RestartBudget", "Slot", "is_suspended"]
+__all__ = ["LAST_LINES", "Action", "Liveness", "RestartBudget", "Slot"]
 
 LEAVE_S = 3.0
 """Seconds until the ranks of all hosts know that an endpoint leaves. This takes a heartbeat and a report."""
@@ -258,16 +258,6 @@ class Liveness:
             return Action.NOTHING
         self._was_logged = True
         return Action.LOG_SUSPENDED
-
-
-def is_suspended(pid: int) -> bool:
-    """Return whether a signal or a debugger has stopped the process, False if the process does not exist."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return False
-    # Split at the last bracket, because the name of the process, which is in brackets, may contain any character.
-    return stat.rpartition(")")[2].split()[0] in ("T", "t")
 
 
 class RestartBudget:
