@@ -309,7 +309,7 @@ def main() -> None:
     options, parent_pid = EndpointOptions.from_json(sys.stdin.buffer.read())
     die_with_parent(parent_pid)
     configure_process(options.log_level)
-    # This must come before the first thread starts, because threads that start later share the arenas that exist.
+    # Call this before the first thread starts, because a thread that has allocated before keeps its own arena.
     keep_freed_memory()
     reports = socket.socket(fileno=int(sys.argv[1]))
     try:

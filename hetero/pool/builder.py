@@ -68,12 +68,11 @@ class Builder:
         event, _ = packet
         if event["event"] == "built":
             self.has_built = True
-            return
-        if event["event"] == "refused":
+        elif event["event"] == "refused":
             self.refused, self.why = (self.specs[event["number"]],), event["why"]
             self.end()
         else:
-            # It is not known which data set ended the process, so none of them is tried again.
+            # The process has ended. It is not known which data set ended it, so none of them is tried again.
             self.refused, self.why = self.specs, f"the process that builds it {describe_exit_status(self.end())}"
 
     def hand_over(self, starts: Sequence[Start]) -> None:
@@ -87,7 +86,7 @@ class Builder:
         self.channel.close()
 
     def end(self) -> int:
-        """Kill the process, and so the processes that it has forked. Return its exit status."""
+        """Kill the process and return its exit status. The kernel kills the processes that it has forked too."""
         os.kill(self.pid, signal.SIGKILL)
         self.channel.close()
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
@@ -110,9 +109,9 @@ def build_all(specs: Sequence[DatasetSpec], channel: socket.socket, *, host: str
     prebuilt: dict[DatasetSpec, Prebuilt] = {}
     for number, spec in enumerate(specs):
         begin_s = time.monotonic()
-        why = _build_to_fork(spec, prebuilt, host)
-        if why:
-            channel.send(json.dumps({"event": "refused", "number": number, "why": why}).encode())
+        why_not = _build_for_forks(spec, prebuilt, host)
+        if why_not:
+            channel.send(json.dumps({"event": "refused", "number": number, "why": why_not}).encode())
             return None
         logger.info("built data set %s once for all endpoints in %.1f s", spec, time.monotonic() - begin_s)
     # Prepare before the fork server gets the report. Between the report and the forks, the host has no endpoints.
@@ -126,6 +125,7 @@ def receive_starts(channel: socket.socket) -> list[Start]:
     starts: list[Start] = []
     with channel:
         while True:
+            # `receive_packet` does not block, so wait for the packet here.
             select.select([channel], [], [])
             packet = receive_packet(channel)
             if packet is None:
@@ -137,29 +137,34 @@ def receive_starts(channel: socket.socket) -> list[Start]:
             starts.append((facts["index"], facts["incarnation"], descriptors[0]))
 
 
-def _build_to_fork(spec: DatasetSpec, prebuilt: dict[DatasetSpec, Prebuilt], host: str) -> str:
-    """Build a data set. Return why processes that have it must not be forked, empty if they may be."""
+def _build_for_forks(spec: DatasetSpec, prebuilt: dict[DatasetSpec, Prebuilt], host: str) -> str:
+    """Build a data set and put it into ``prebuilt``. Return why this process must not be forked now, empty if it may.
+
+    If the factory raises, return this as the reason, and put nothing into ``prebuilt``.
+    """
     limit_threads()
     # Take the state before the factory runs, because only files, memory and threads of the factory count.
-    files, maps, num_threads = open_files(), _shared_maps(), _num_threads()
+    files_before, maps_before, num_threads_before = open_files(), _shared_maps(), _num_threads()
     try:
         prebuilt[spec] = build(spec, host=host)
     except BaseException as error:  # noqa: BLE001 - each endpoint tries by itself, and reports the error
         text = first_line(error) if isinstance(error, HeteroError) else repr(error)
         return f"building it failed: {text[:200]}"
-    # A memory map that can only be read is harmless, because it has no position that processes would share. Shared
-    # memory that processes can write to is not harmless.
-    if made := _shared_maps() - maps:
-        return f"building it made memory that processes share ({listing(sorted(made))})"
-    if why := why_not_fork(files, "building it"):
-        return why
-    if _num_threads() > num_threads:
-        return "building it started threads"
-    return ""
+    # Shared memory that processes can write to is not safe. A memory map that can only be read is safe, because it has
+    # no position that processes would share.
+    if new_maps := _shared_maps() - maps_before:
+        return f"building it made memory that processes share ({listing(sorted(new_maps))})"
+    if why_not := why_not_fork(files_before, "building it"):
+        return why_not
+    # `why_not_fork` sees only the threads of Python.
+    return "building it started threads" if _num_threads() > num_threads_before else ""
 
 
 def _shared_maps() -> Counter[str]:
-    """Return the memory of this process that it can write to and that forked processes would share."""
+    """Return names of memory that this process can write to and that forked processes would share, with their number.
+
+    Several pieces of memory may have one name, so they are counted.
+    """
     return Counter(f"shared memory ({name})" for name, is_shared in mapped_files() if is_shared)
 
 

@@ -169,10 +169,10 @@ class _ForkServer:
                 return self._stop(0.0)
 
     def _descriptors(self) -> tuple[int, ...]:
-        """Return the descriptors to wait for."""
-        announced = () if self._announcements is None else (self._announcements[0].fileno(),)
-        built = () if self._builder is None else (self._builder.channel.fileno(),)
-        return (self._pool.fileno(), *announced, *built)
+        """Return the descriptors to wait for: of the pool, of announcements, and of the builder."""
+        of_announcements = () if self._announcements is None else (self._announcements[0].fileno(),)
+        of_builder = () if self._builder is None else (self._builder.channel.fileno(),)
+        return (self._pool.fileno(), *of_announcements, *of_builder)
 
     # Endpoints
 
@@ -180,14 +180,15 @@ class _ForkServer:
         """Fork an endpoint. In the child, run the endpoint to its end."""
         server_pid = os.getpid()
         # If a builder may replace this endpoint, keep the output open, because the new process prints to the same pipe.
-        kept = None if self._announcements is None else os.dup(output)
+        kept_output = None if self._announcements is None else os.dup(output)
         with children_ignore_platform():
             pid = os.fork()
-        child = EndpointProcess(options.index, options.incarnation, pid, output=kept)
-        if pid:
+        child = EndpointProcess(options.index, options.incarnation, pid, output=kept_output)
+        if pid:  # this is the parent
             return child
 
         def run() -> int:
+            # Standard output and standard error of the child.
             for descriptor in (1, 2):
                 os.dup2(output, descriptor)
             os.close(output)
@@ -241,6 +242,7 @@ class _ForkServer:
                 child.signal(end_signal())
 
     def _reap(self) -> None:
+        """Reap the endpoints that have ended, and report their ends to the pool."""
         for child in list(self._children):
             status = child.poll()
             if status is not None:
@@ -287,7 +289,7 @@ class _ForkServer:
         ours, theirs = make_channel()
         with children_ignore_platform():
             pid = os.fork()
-        if pid:
+        if pid:  # this is the parent
             theirs.close()
             return Builder(pid, ours, specs)
 
@@ -358,6 +360,7 @@ class _ForkServer:
             self._reap()
         for child in self._children:
             child.signal(signal.SIGKILL)
+        # The wait ends at once when a child ends, because that sends SIGCHLD.
         while self._children:
             self._signals.wait(0.1)
             self._reap()

@@ -26,8 +26,9 @@ class EndpointProcess:
         index: Number of the endpoint on this host.
         incarnation: Id of the process in the directory.
         pid: Process id.
-        process: The process if it is fresh. Only this object may reap it.
-        output: Descriptor of its output, for a process that replaces it. None if no process can replace it.
+        process: The process if it is fresh. Only this object may reap it. None for a forked process.
+        output: Descriptor of the output of the process, for a process that replaces it. None if no process can replace
+            it.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ def why_not_fork(before: Mapping[int, str], action: str = "importing the script"
         return f"{action} initialised CUDA"
     if not opened_since(before):
         return ""
-    # Garbage collection may close files that are no longer used.
+    # Look again after a garbage collection, which may close files that are no longer used.
     gc.collect()
     if opened := opened_since(before):
         return f"{action} opened {listing(sorted(names_for_message(opened.values())))}, which processes must not share"
