@@ -18,6 +18,7 @@ from hetero.errors import DatasetError, SampleFailure
 
 __all__ = [
     "MAX_SKIP_CHARS",
+    "MAX_TYPES",
     "check_not_exit",
     "dataset_error",
     "exception_line",
@@ -31,6 +32,9 @@ __all__ = [
 MAX_SKIP_CHARS = 160
 """Limit on the text of an index, and of an exception in a list of skipped samples. With
 `hetero.batches.skips.MAX_LISTED` it bounds the growth of a batch's answer to 10 KB."""
+MAX_TYPES = 16
+"""Limit on the names of types in a failure."""
+_MAX_TYPE_BYTES = 400
 _MAX_TRACEBACK_BYTES = 16 * 1024
 """Limit on the traceback of a failure, half of the detail that a control message may carry. The middle of a longer
 traceback is cut out."""
@@ -158,12 +162,12 @@ def check_not_exit(error: BaseException, *, in_worker: bool) -> None:
 
 
 def _type_names(kind: type[BaseException]) -> tuple[str, ...]:
-    """Return the names of a class and its bases up to `Exception`, for `SampleFailure.types`."""
+    """Return the names of a class and its bases up to `Exception`, for `SampleFailure.types`: 16 names at most."""
     # Imported here, because it imports NumPy, which launchers do not need.
     from hetero.batches.structure.conversion import module_name
 
     bases = [base for base in kind.__mro__ if issubclass(base, Exception) and base is not Exception]
-    return tuple(f"{module_name(base)}:{base.__qualname__}" for base in bases)
+    return tuple(_printable(f"{module_name(base)}:{base.__qualname__}", _MAX_TYPE_BYTES) for base in bases[:MAX_TYPES])
 
 
 def _without_script_module(text: str) -> str:

@@ -83,7 +83,7 @@ class SocketConnection(Connection):
         give_up_s = time.monotonic() + CONNECT_TIMEOUT_S
         while True:
             self._check(deadline_s)
-            # This blocks for one second at most.
+            # This blocks for one second at most. Further calls wait for the same attempt. EISCONN means success too.
             code = self._socket.connect_ex(place)
             if code in (0, errno.EISCONN):
                 return
@@ -99,7 +99,7 @@ class SocketConnection(Connection):
                 # MSG_NOSIGNAL is needed, because a script may have restored SIGPIPE's default action, which ends the
                 # process.
                 sent = self._socket.sendmsg(pieces[:_MAX_PIECES], (), socket.MSG_NOSIGNAL)
-            except BlockingIOError:
+            except BlockingIOError:  # a second is over, so check the deadline again
                 continue
             pieces = _after(pieces, sent)
 
@@ -227,11 +227,12 @@ class SocketListener(Listener):
 
 def _after(pieces: list[memoryview], num_bytes: int) -> list[memoryview]:
     """Return the pieces without their first ``num_bytes`` bytes."""
-    first = 0
-    while first < len(pieces) and num_bytes >= len(pieces[first]):
-        num_bytes -= len(pieces[first])
-        first += 1
-    rest = pieces[first:]
+    # Count the pieces that lie completely in these bytes. The next piece may lie there in part.
+    num_whole = 0
+    while num_whole < len(pieces) and num_bytes >= len(pieces[num_whole]):
+        num_bytes -= len(pieces[num_whole])
+        num_whole += 1
+    rest = pieces[num_whole:]
     if num_bytes:
         rest[0] = rest[0][num_bytes:]
     return rest
