@@ -186,6 +186,7 @@ def exception_line(error: BaseException) -> str:
 
 
 def _number_of(error: OSError) -> int | None:
+    """Return the ``errno`` of an error, or None if reading it raises."""
     try:
         return error.errno
     except Exception:  # noqa: BLE001 - of a property of the user's class

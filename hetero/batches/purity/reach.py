@@ -129,13 +129,15 @@ def is_user_class(kind: type) -> bool:
 def user_modules() -> list[ModuleType]:
     """Return the script and the user's other modules that are imported."""
     # If the script is imported as another module, __main__ is another program, whose globals may have the same names.
-    others = set(SCRIPT_NAMES) - {SCRIPT_MODULE} if SCRIPT_MODULE in sys.modules else set()
+    left_out = set(SCRIPT_NAMES) - {SCRIPT_MODULE} if SCRIPT_MODULE in sys.modules else set()
     # Some libraries put None or other objects into sys.modules.
-    modules: list[Any] = [module for name, module in list(sys.modules.items()) if name not in others]
+    modules: list[Any] = [module for name, module in list(sys.modules.items()) if name not in left_out]
     return [each for each in modules if isinstance(each, ModuleType) and _is_user(vars(each))][:_MAX_ITEMS]
 
 
 class _Walk:
+    """One search. Call `push` for each object where the search starts, and then `run`."""
+
     def __init__(self) -> None:
         self.found = Reach()
         self._queue: deque[tuple[Any, int]] = deque()
@@ -144,15 +146,21 @@ class _Walk:
         self._user_modules = user_modules()
 
     def push(self, value: Any, depth: int) -> None:
+        """Queue an object, unless it was visited, is a plain value, or too many were visited.
+
+        ``depth`` counts the objects on the way from a function or class, each of which holds the next one.
+        """
         if isinstance(value, _SCALARS) or id(value) in self._seen or len(self._seen) >= _MAX_OBJECTS:
             return
         self._seen[id(value)] = value
         self._queue.append((value, depth))
 
     def leave_out(self, value: Any) -> None:
+        """Do not visit an object. It counts as visited already."""
         self._seen[id(value)] = value
 
     def run(self) -> None:
+        """Visit all objects in the queue, and the objects that they lead to."""
         while self._queue:
             self._visit(*self._queue.popleft())
 
@@ -263,6 +271,7 @@ class _Walk:
         return value
 
     def _note(self, place: Place) -> None:
+        """Record a place that the code reads, unless too many are recorded."""
         if len(self.found.places) < _MAX_ITEMS:
             self.found.places.setdefault(place.label, place)
 

@@ -184,6 +184,7 @@ class _Digest:
         return blake2b(b"%d %s" % (len(name), _encoded(name)) + data, digest_size=16).digest()
 
     def _count(self, num_bytes: int) -> None:
+        """Count bytes that are hashed. Raise `_TooLargeError` if a plain value has too many."""
         self._num_bytes += num_bytes
         if self._is_plain and self._num_bytes > _MAX_PLAIN_BYTES:
             raise _TooLargeError
