@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import cast
 
 from hetero.documents.text import MAX_TEXT_CHARS, printable, without_middle
 from hetero.errors import DatasetError, SampleFailure
@@ -100,8 +99,7 @@ def dataset_error(
 
 def with_note(error: DatasetError, note: str) -> DatasetError:
     """Return a copy of an error that `dataset_error` made, with a note appended to the exception's text."""
-    record = cast("SampleFailure", error.record)
-    return DatasetError(dataclasses.replace(record, exception=record.exception + note))
+    return DatasetError(dataclasses.replace(error.record, exception=error.record.exception + note))
 
 
 def with_user_type(error: DatasetError) -> DatasetError:
@@ -207,7 +205,10 @@ def _text_of(error: BaseException) -> str:
 
 
 def _trace_of(error: BaseException) -> str:
-    """Return the text of an exception with its traceback. Leave out the causes if they cannot be printed."""
+    """Return the text of an exception with its traceback. Leave out the causes if they cannot be printed.
+
+    The traceback begins with the first frame outside of this package.
+    """
     frames = _user_frames(error.__traceback__)
     try:
         trace = "".join(traceback.format_exception(type(error), error, frames))

@@ -329,6 +329,7 @@ def _out_of_range_note(error: BaseException, index: Index, built: BuiltDataset) 
 def _sample_error(
     error: BaseException, index: Index, note: str, built: BuiltDataset, request: BatchRequest, host: str
 ) -> DatasetError:
+    """Return the error for a sample that raised, with advice about skipping if such a sample can be skipped."""
     to_do = _MAY_SKIP if request.collate and not note and not isinstance(error, ConfigError) else ""
     return dataset_error(
         error, dataset=built.name, host=host, stage="sample", sample_index=index, note=note, to_do=to_do

@@ -85,6 +85,7 @@ class SampleStore:
 
     def put(self, index: int, sample: EncodedSample) -> bool:
         """Keep a sample. Return whether there was room for it."""
+        # Once a sample did not fit, no other sample is kept, because each attempt looks at all files.
         if self.why_full:
             return False
         try:

@@ -15,6 +15,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from hetero.documents.text import listing
@@ -35,6 +36,7 @@ Start = tuple[int, str, int]
 logger = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False)
 class Builder:
     """The fork server's view of its builder, which is a child process.
 
@@ -43,22 +45,18 @@ class Builder:
         building  --all data sets are built--> built (`has_built`)
         building  --a data set must not be shared, or the process ends--> refused (`refused`), and the process ended
         built     --`hand_over`--> the builder is the fork server
-
-    Args:
-        pid: Process id.
-        channel: Socket to the process.
-        specs: The data sets that the process builds.
     """
 
-    def __init__(self, pid: int, channel: socket.socket, specs: Sequence[DatasetSpec]) -> None:
-        self.pid = pid
-        self.channel = channel
-        self.specs = tuple(specs)
-        self.has_built = False
-        self.refused: tuple[DatasetSpec, ...] = ()
-        """Data sets that each endpoint has to build itself. Empty while the process builds, and if it has succeeded."""
-        self.why = ""
-        """Why these data sets are refused."""
+    pid: int
+    channel: socket.socket
+    """Socket to the process."""
+    specs: Sequence[DatasetSpec]
+    """The data sets that the process builds."""
+    has_built: bool = False
+    refused: Sequence[DatasetSpec] = ()
+    """Data sets that each endpoint has to build itself. Empty while the process builds, and if it has succeeded."""
+    why: str = ""
+    """Why these data sets are refused."""
 
     def follow(self) -> None:
         """Read the reports of the process, and find out whether it has ended. Does not block."""

@@ -162,6 +162,7 @@ class ForkServer:
         self._send(json.dumps(message).encode(), *descriptors)
 
     def _send(self, packet: bytes, *descriptors: int) -> None:
+        """Send a packet and copies of descriptors to the fork server."""
         try:
             socket.send_fds(self._socket, [packet], list(descriptors))
         except OSError as error:

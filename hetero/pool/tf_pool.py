@@ -137,8 +137,8 @@ class ServicePool(EndpointPool):
 
     def _publish(self) -> None:
         for slot in self._slots:
+            # With a journal, a restarted dispatcher continues, so it counts as the same incarnation.
             if slot.record is not None and slot.record.kind == TF_DISPATCHER and self._service.work_dir is not None:
-                # With a journal, a restarted dispatcher continues, so it counts as the same incarnation.
                 slot.record = dataclasses.replace(slot.record, incarnation=f"{self._launch}-journal")
         super()._publish()
 
@@ -209,6 +209,7 @@ class _Servers:
         configuration = {
             "index": index,
             "incarnation": incarnation,
+            # A restarted server gets its old port, so that its clients find it. At the first start, any free port.
             "port": self._ports.get(index, 0),
             "dispatcher": dispatcher,
             "worker_address": join_address(self._options.endpoint.address, _ANY_PORT),

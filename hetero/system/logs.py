@@ -176,7 +176,8 @@ class LineWriter:
         while chunk := self._take():
             try:
                 self._write(chunk)
-            except OSError:  # the reader is gone
+            except OSError:
+                # The reader is gone. `put` drops all further lines, so `_take` returns only after `close`.
                 with self._changed:
                     self._is_broken = True
                     self._num_dropped += len(self._lines)

@@ -72,6 +72,7 @@ class _Lz4:
         return compressed
 
     def decompress(self, data: memoryview, room: memoryview) -> None:
+        """See `Codec.decompress`."""
         try:
             # The given size bounds the memory that is allocated and written, even if the data contain another size.
             block = self._block.decompress(data, uncompressed_size=len(room))
@@ -106,9 +107,11 @@ class _Zstd:
         return compressed
 
     def decompress(self, data: memoryview, room: memoryview) -> None:
+        """See `Codec.decompress`."""
         # Do not use `ZstdDecompressor.decompress`, because it allocates the size that the frame contains.
         try:
             with self._decompressor.stream_reader(data) as stream:
+                # The data must fill ``room``, and nothing may be left.
                 is_whole = stream.readinto(room) == len(room) and not stream.read(1)
         except self._module.ZstdError as error:
             raise _damaged(data, room) from error

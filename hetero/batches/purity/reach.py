@@ -308,6 +308,7 @@ def _class_places(kind: type) -> Iterator[Place]:
 
 def _held_by(label: str, function: Any) -> Iterator[Place]:
     """Yield the values that a registered function holds."""
+    # Each owner of values, see `Place.owner`, with the names of its values.
     owners: list[tuple[Any, Iterable[str]]] = []
     runs: frozenset[CodeType] = frozenset()
     if isinstance(function, functools.partial):
@@ -355,6 +356,7 @@ def _prefix(module: str) -> str:
 def _is_user(namespace: Mapping[str, Any]) -> bool:
     """Return whether a namespace belongs to the script, or to another module that the user wrote."""
     file = namespace.get("__file__")
+    # The script belongs to the user, also without a file, as in a notebook. But a module of hetero may run as __main__.
     if namespace.get("__name__") in SCRIPT_NAMES:
         return not isinstance(file, str) or not _is_inside(os.path.realpath(file), (_HETERO,))
     return isinstance(file, str) and _is_user_file(file, _script_folder())

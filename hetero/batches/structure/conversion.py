@@ -218,6 +218,7 @@ class _Flattener:
         return tuple(children)
 
     def _key(self, key: object, depth: int) -> Tree:
+        """Return the tree of a mapping's key. Reject a key that cannot be sent."""
         # Nearly all keys are text, which needs no walk.
         if type(key) is str:
             self._check_name(key)
@@ -247,12 +248,14 @@ class _Flattener:
             raise Unsendable(f"the key {name!r:.60} is not UTF-8 of at most {self.limits.max_inline_bytes} bytes")
 
     def _text(self, value: str | bytes) -> Tree:
+        """Return a short text unchanged. Make a long text, or a text that is not UTF-8, a leaf."""
         limit = self.limits.max_inline_bytes
         if len(value) <= limit and (isinstance(value, bytes) or (_is_utf8(value) and len(value.encode()) <= limit)):
             return value
         return self._leaf(text_leaf("scalar", (value,), self.bytes_left))
 
     def _plain_list(self, items: list[Any], kind: type) -> Tree:
+        """Make a long list of one plain type a leaf. Raise `OverflowError` if an integer has more than 64 bits."""
         self.list_items_left -= len(items)
         if self.list_items_left < 0:
             raise Unsendable(
@@ -400,6 +403,7 @@ class _Builder:
         self.num_used = 0
 
     def build(self, tree: Tree) -> Any:
+        """Return the value of a tree. Leaves must be mentioned in order, each of them once."""
         if isinstance(tree, LeafRef):
             if tree.index != self.num_used or tree.index >= len(self.leaves):
                 raise ProtocolError(f"a batch mentions leaf {tree.index}, expected {self.num_used}")

@@ -154,6 +154,7 @@ class TlsConnection(SocketConnection):
         return size
 
     def _send(self, pieces: Sequence[memoryview], deadline_s: float) -> None:
+        """Encrypt the pieces and send them. See `Connection._send`."""
         for piece in _joined(pieces):
             for begin in range(0, len(piece), _SEND_BYTES):
                 self._check(deadline_s)
@@ -166,6 +167,7 @@ class TlsConnection(SocketConnection):
         return super()._send_now([memoryview(encrypted)])
 
     def _receive_now(self, room: memoryview) -> int | None:
+        """Decrypt data that has arrived. See `Connection._receive_now`."""
         while True:
             size = self._session.decrypt(room)
             if size:
@@ -176,6 +178,7 @@ class TlsConnection(SocketConnection):
             self._session.take(self._arrived[:taken])
 
     def _receive(self, room: memoryview, deadline_s: float, *, is_whole: bool = False) -> int:
+        """Receive and decrypt data. See `Connection._receive`."""
         # Do not use SO_RCVLOWAT, because the kernel does not count bytes that OpenSSL has already read.
         filled = 0
         while True:
