@@ -2,7 +2,7 @@
 
 The head has a digest of the rest of the entry, of the sample's index, and of the fingerprint
 (`hetero.cache.fingerprint`). So an entry is rejected if it is truncated or damaged, or belongs to another sample or
-data set. The digest does not protect against a user who may write to the files. The folder's permissions do.
+data set. Only the folder's permissions protect the files from other users. The digest does not.
 """
 
 from __future__ import annotations

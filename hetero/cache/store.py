@@ -2,8 +2,8 @@
 
 The file ``index`` has a slot for each sample. The slot contains where the sample's entry lies: segment, offset and
 size. Each process appends entries to its own segment (``data-N``), and reads entries of all segments. A slot is written
-after its entry. Neither needs a lock, because each entry has a digest. If a slot points to other bytes than the wanted
-sample, these bytes are rejected.
+after its entry. Reading and writing need no lock, because each entry has a digest. If a slot points to other bytes than
+the wanted sample, these bytes are rejected.
 
 Files are read with system calls and not mapped, because a process that reads a mapped file dies if the file shrinks.
 """

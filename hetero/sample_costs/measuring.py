@@ -1,8 +1,8 @@
 """The process that measures what samples cost on one host: ``python -m hetero.sample_costs.measuring FD``.
 
 The process imports the user's script once, as a fork server does, and forks fetchers. First, one fetcher alone measures
-single samples. Then 1, 2, 4, ... fetchers fetch at the same time in short bursts. After the first fetcher has built the
-data set, everything takes about 25 s.
+single samples. Then 1, 2, 4, ... fetchers fetch at the same time in short bursts. The measurements take about 25 s. The
+import of the script and the build of the data set come before them.
 """
 
 from __future__ import annotations

@@ -11,6 +11,6 @@ open_files.py        the files and connections that a process has open
 process.py           starting, watching and ending child processes
 scripts.py           finds the user's script, a file or a module
 stop_signals.py      the signal that ends a process, and protection against signals to all processes of a job
-waits.py             times to wait that nothing in the situation decides
+waits.py             times to wait that many modules share, and a log of long waits
 workdir.py           private folders that are removed with their process
 """

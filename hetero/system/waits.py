@@ -1,4 +1,7 @@
-"""Times to wait that are equal everywhere. A time with a particular reason is defined where it is used."""
+"""Times to wait that many modules share, and a log of long waits.
+
+A time that one module needs for a reason of its own is defined in that module.
+"""
 
 from __future__ import annotations
 
