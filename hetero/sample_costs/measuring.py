@@ -141,9 +141,10 @@ def measure_host(options: CostOptions, progress: Callable[[str], object]) -> Hos
         options: What to measure.
         progress: Called with the name of the next measurement.
     """
-    part = HostPart()
     notes: list[str] = []
+    supply: SupplyProfile | None = None
     contents: Contents | None = None
+    receive_cpu_s_per_gb: Figure | None = None
     if options.work is not None:
         # What samples cost, in processes like endpoints.
         progress(f"importing {options.script}")
@@ -152,12 +153,11 @@ def measure_host(options: CostOptions, progress: Callable[[str], object]) -> Hos
             load_script(options.script, options.script_args, host=options.host, is_module=options.is_module)
             configure_process("WARNING")
             supply, contents = _measure_costs(options, before, progress, notes)
-            part = dataclasses.replace(part, supply=supply, contents=contents)
         except (HeteroError, OSError) as error:
             logger.warning("samples were not measured on %s: %s", options.host, error)
             notes.append(f"Samples were not measured on {options.host}: {first_line(error)}")
     elif options.emulated_sample_s is not None:
-        part = dataclasses.replace(part, supply=emulated_costs(options))
+        supply = emulated_costs(options)
     # Measure what receiving costs, with leaves of the sizes that were measured above.
     leaf_bytes = list(options.batch_bytes)
     if contents is not None and options.work is not None:
@@ -166,10 +166,10 @@ def measure_host(options: CostOptions, progress: Callable[[str], object]) -> Hos
         progress("receiving")
         try:
             value = _receive(leaf_bytes, seconds=options.burst_s)
-            part = dataclasses.replace(part, receive_cpu_s_per_gb=Figure(value=value, unit="s/GB", basis="measured"))
+            receive_cpu_s_per_gb = _figure(value, "s/GB")
         except (HeteroError, OSError) as error:
             notes.append(f"The CPU time of receiving was not measured: {first_line(error)}")
-    return dataclasses.replace(part, notes=tuple(notes))
+    return HostPart(supply=supply, contents=contents, receive_cpu_s_per_gb=receive_cpu_s_per_gb, notes=tuple(notes))
 
 
 def burst_sizes(num_processes: int) -> list[int]:

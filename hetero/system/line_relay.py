@@ -99,10 +99,8 @@ class LineRelay:
 
     def add(self, name: str, descriptor: int) -> None:
         """Relay the output of ``descriptor``. The relay owns and closes it."""
-        source = LineSource(name, descriptor, self.line)
         with self._lock:
-            self._tails.setdefault(name, collections.deque(maxlen=self._tail_lines))
-            self._selector.register(descriptor, selectors.EVENT_READ, source)
+            self._selector.register(descriptor, selectors.EVENT_READ, LineSource(name, descriptor, self.line))
         self._poke()
 
     def start(self, name: str, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
