@@ -218,11 +218,13 @@ class SampleFailure:
 
 
 class DatasetError(HeteroError):
-    """The user's data set code raised an exception. The record is a `SampleFailure`.
+    """The user's data set code raised an exception.
 
     The error that a loader raises is also an instance of the user's exception type. See `typed`.
     """
 
+    record: SampleFailure
+    """Description of the exception."""
     exit_code = ExitCode.DATASET_FAILED
 
     def typed(self, kind: type[Exception]) -> DatasetError:
@@ -249,7 +251,7 @@ class DatasetError(HeteroError):
 def _combined_with(kind: type[Exception]) -> type[DatasetError]:
     """Return a class that is both a `DatasetError` and ``kind``."""
 
-    def __init__(self: DatasetError, record: object) -> None:  # noqa: N807
+    def __init__(self: DatasetError, record: SampleFailure) -> None:  # noqa: N807
         # Do not call the bases' __init__, because the user's type may expect other arguments.
         Exception.__init__(self, record)
         self.record = record

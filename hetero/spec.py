@@ -106,7 +106,7 @@ class DatasetSpec:
         )
 
     def __iter__(self) -> NoReturn:
-        self[0]
+        self[0]  # raises the error with advice
         raise AssertionError("unreachable")
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -124,6 +124,7 @@ class DatasetSpec:
 
 
 def _refuse_attribute(spec: DatasetSpec, name: str, value: object) -> NoReturn:
+    """Raise a `ConfigError` with advice, because an attribute of a spec cannot be set."""
     raise ConfigError(
         f"{spec} only names a data set. {name} cannot be set on it, because no host would see it\n"
         f"  Make it an argument of the function that builds the data set: def {spec.name}(..., {name}). Make another "
@@ -178,7 +179,9 @@ def _bytes_of(value: object, name: str) -> int:
     if match is None:
         raise ConfigError(f"{name} of a cache is {value!r:.60}, expected bytes such as 8_000_000_000 or '8 GB'")
     number, prefix, is_binary = match.groups()
-    return int(float(number) * (1024 if is_binary else 1000) ** " kMGT".index(prefix.replace("K", "k") or " "))
+    # The place of the prefix in this text is the power: none is 0, k is 1, M is 2.
+    power = " kMGT".index(prefix.replace("K", "k") or " ")
+    return int(float(number) * (1024 if is_binary else 1000) ** power)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

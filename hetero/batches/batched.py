@@ -20,15 +20,15 @@ def unwrap_subset(dataset: Any, indices: Iterable[Any] = ()) -> tuple[Any, list[
     be computed one by one, and errors can name the sample.
     """
     torch_data = imported("torch.utils.data")
-    inner = list(indices)
+    inner_indices = list(indices)
     while torch_data is not None and type(dataset) is torch_data.Subset:
-        # An index may be a list of indices.
-        inner = [
+        # An index may be a list of indices, which names a whole batch.
+        inner_indices = [
             [dataset.indices[part] for part in index] if isinstance(index, list) else dataset.indices[index]
-            for index in inner
+            for index in inner_indices
         ]
         dataset = dataset.dataset
-    return dataset, inner
+    return dataset, inner_indices
 
 
 def innermost(dataset: Any) -> Any:
@@ -57,9 +57,7 @@ def choose_seeding(dataset: Any, stated: Seeding | None) -> tuple[Seeding, str]:
         return stated, ""
     if not has_getitems(dataset):
         return "sample", ""
-    if not hasattr(type(innermost(dataset)), "__getitem__"):
-        return "batch", ""
-    if not _draws(dataset):
+    if not hasattr(type(innermost(dataset)), "__getitem__") or not _draws(dataset):
         return "batch", ""
     return "sample", (
         f"{type(innermost(dataset)).__name__} has __getitems__, and its samples draw random numbers: each is seeded "

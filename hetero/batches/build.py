@@ -305,8 +305,8 @@ class BuiltDataset:
         Args:
             collate: Whether samples are collated, as in `BatchRequest.collate`.
         """
-        is_torchs = collate and self.collate_fn is None
-        if not is_torchs or (self.seeding == "batch" and hasattr(self.dataset, "__getitems__")):
+        uses_torch_collation = collate and self.collate_fn is None
+        if not uses_torch_collation or (self.seeding == "batch" and hasattr(self.dataset, "__getitems__")):
             return False
         module = imported("torch.utils.data._utils.collate")
         functions = getattr(module, "default_collate_fn_map", None)
@@ -330,6 +330,7 @@ class BuiltDataset:
         return (*of_keras, *_find_hooks(self.dataset))
 
     def _seed_all(self, key: int) -> None:
+        """Seed the generators of `random`, NumPy and torch with a key, and then all others."""
         seed_generators(key)
         for hook in self._on_seed:
             hook(key)
@@ -354,6 +355,7 @@ class BuiltDataset:
         on exit.
         """
         torch_data = imported("torch.utils.data")
+        # Without torch nothing can be set, and in the trainer itself there is no worker.
         if torch_data is None or not self.num_workers:
             return _NOTHING
         module = torch_data._utils.worker
@@ -435,9 +437,10 @@ def _not_map_style(dataset: object, seeding: Seeding | None) -> str:
     if isinstance(dataset, DatasetSpec):
         return f"a DatasetSpec; build {dataset.name!r} with get_factory({dataset.name!r}).function(...)"
     torch_data = imported("torch.utils.data")
-    iterable = torch_data is not None and isinstance(dataset, torch_data.IterableDataset)
-    if iterable or not (hasattr(kind, "__getitem__") or hasattr(kind, "__getitems__")):
-        what = "an iterable data set" if iterable or hasattr(kind, "__iter__") else "not a data set"
+    # torch's IterableDataset has a ``__getitem__``, which only raises.
+    is_iterable = torch_data is not None and isinstance(dataset, torch_data.IterableDataset)
+    if is_iterable or not (hasattr(kind, "__getitem__") or hasattr(kind, "__getitems__")):
+        what = "an iterable data set" if is_iterable or hasattr(kind, "__iter__") else "not a data set"
         return (
             f"{what} ({name}); only map-style data sets are supported for now: "
             "give it __getitem__(index) and __len__(), because any host must be able to compute any batch"

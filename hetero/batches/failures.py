@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import cast
 
 from hetero.documents.text import MAX_TEXT_CHARS, printable, without_middle
 from hetero.errors import DatasetError, SampleFailure
 
 __all__ = [
     "MAX_SKIP_CHARS",
+    "MAX_TYPES",
     "check_not_exit",
     "dataset_error",
     "exception_line",
@@ -31,6 +31,9 @@ __all__ = [
 MAX_SKIP_CHARS = 160
 """Limit on the text of an index, and of an exception in a list of skipped samples. With
 `hetero.batches.skips.MAX_LISTED` it bounds the growth of a batch's answer to 10 KB."""
+MAX_TYPES = 16
+"""Limit on the names of types in a failure."""
+_MAX_TYPE_BYTES = 400
 _MAX_TRACEBACK_BYTES = 16 * 1024
 """Limit on the traceback of a failure, half of the detail that a control message may carry. The middle of a longer
 traceback is cut out."""
@@ -96,8 +99,7 @@ def dataset_error(
 
 def with_note(error: DatasetError, note: str) -> DatasetError:
     """Return a copy of an error that `dataset_error` made, with a note appended to the exception's text."""
-    record = cast("SampleFailure", error.record)
-    return DatasetError(dataclasses.replace(record, exception=record.exception + note))
+    return DatasetError(dataclasses.replace(error.record, exception=error.record.exception + note))
 
 
 def with_user_type(error: DatasetError) -> DatasetError:
@@ -158,12 +160,12 @@ def check_not_exit(error: BaseException, *, in_worker: bool) -> None:
 
 
 def _type_names(kind: type[BaseException]) -> tuple[str, ...]:
-    """Return the names of a class and its bases up to `Exception`, for `SampleFailure.types`."""
+    """Return the names of a class and its bases up to `Exception`, for `SampleFailure.types`: 16 names at most."""
     # Imported here, because it imports NumPy, which launchers do not need.
     from hetero.batches.structure.conversion import module_name
 
     bases = [base for base in kind.__mro__ if issubclass(base, Exception) and base is not Exception]
-    return tuple(f"{module_name(base)}:{base.__qualname__}" for base in bases)
+    return tuple(_printable(f"{module_name(base)}:{base.__qualname__}", _MAX_TYPE_BYTES) for base in bases[:MAX_TYPES])
 
 
 def _without_script_module(text: str) -> str:
@@ -182,6 +184,7 @@ def exception_line(error: BaseException) -> str:
 
 
 def _number_of(error: OSError) -> int | None:
+    """Return the ``errno`` of an error, or None if reading it raises."""
     try:
         return error.errno
     except Exception:  # noqa: BLE001 - of a property of the user's class
@@ -202,7 +205,10 @@ def _text_of(error: BaseException) -> str:
 
 
 def _trace_of(error: BaseException) -> str:
-    """Return the text of an exception with its traceback. Leave out the causes if they cannot be printed."""
+    """Return the text of an exception with its traceback. Leave out the causes if they cannot be printed.
+
+    The traceback begins with the first frame outside of this package.
+    """
     frames = _user_frames(error.__traceback__)
     try:
         trace = "".join(traceback.format_exception(type(error), error, frames))

@@ -91,6 +91,7 @@ def fetch(
     collate = built.collate_fn or _default_function(request)
 
     def compute() -> tuple[Sequence[Any], Any, FailedSamples | None]:
+        """Return the samples, the batch, and the record of the samples that raised (None if none may be skipped)."""
         failed = None
         if request.on_sample_error == "skip":
             failed = FailedSamples(request.work.labels, dataset=built.name, host=host, epoch=request.epoch)
@@ -106,7 +107,9 @@ def fetch(
         return batch if failed is None else _reported(batch, failed, on_skips)
     # The purity check: compute the batch again and compare. First copy the first batch, because the second computation
     # may reuse its memory.
-    first, first_samples = freeze(batch), [freeze(sample) for sample in samples] if isinstance(samples, list) else ()
+    first = freeze(batch)
+    # Without a list, `__getitems__` has returned a whole batch, and no single sample can be named.
+    first_samples = [freeze(sample) for sample in samples] if isinstance(samples, list) else ()
     with built.loading_anew():
         samples, again, failed_again = compute()
     _check_same_failed(built, request, host, failed, failed_again)
@@ -205,10 +208,12 @@ def describe(built: BuiltDataset, *, host: str = "local") -> Description:
 
 
 def _with_torch_seeded(compute: Callable[[], _T]) -> _T:
-    """Return the result of ``compute``. If it imported torch, call it again with torch seeded and with worker info."""
+    """Return the result of ``compute``. If the call imports torch, call it a second time, and return that result.
+
+    In the first call, torch's generator was not seeded and torch's worker info was missing.
+    """
     had_torch = "torch" in sys.modules
     result = compute()
-    # If ``compute`` imported torch, the first result was drawn from a generator that was not seeded.
     return result if had_torch or "torch" not in sys.modules else compute()
 
 
@@ -225,6 +230,7 @@ def _check_same_failed(
     """Raise an error if a sample raised in only one of two computations, because the batch then depends on chance."""
     if failed is None or again is None or failed.positions == again.positions:
         return
+    # The first sample that raised in one computation and not in the other.
     index = request.work.labels[min({*failed.positions} ^ {*again.positions})]
     raise dataset_error(
         f"computed twice, sample {index!r} raised only once. {IMPURITY_ADVICE}",
@@ -238,7 +244,12 @@ def _check_same_failed(
 def _collate(
     built: BuiltDataset, function: Callable[[Any], Any], samples: Sequence[Any], request: BatchRequest, host: str
 ) -> Any:
-    """Make the batch. With ``seeding="sample"``, seed the generators with the key of the batch first."""
+    """Make the batch of its samples with the function of the user or of torch.
+
+    With ``seeding="sample"``, seed the generators with the key of the batch first. With ``seeding="batch"``, they were
+    seeded with this key before the samples.
+    """
+    # Compute the key before the `try`, because an error of the key is not the user's.
     key = request.key if built.seeding == "sample" else None
     try:
         if key is not None:
@@ -282,23 +293,19 @@ def _default_function(request: BatchRequest) -> Callable[[Any], Any]:
     """Return the default of ``collate_fn``: torch's function, or one that returns the sample itself."""
     collate = request.collate
     if request.as_is and not collate:
-        return _as_it_is
+        return lambda sample: sample
     try:
         # Look in sys.modules first, which takes 2 us. import_module takes 15 to 20 us, because the CPU caches have
         # lost its code.
         torch_data = imported("torch.utils.data") or import_module("torch.utils.data")
     except ImportError:
         if not collate:
-            return _as_it_is
+            return lambda sample: sample
         raise ConfigError(
             "torch is not installed, so there is no default_collate; pass @hetero.dataset(collate_fn=...),\n"
             "  for example hetero.collate_arrays, which makes NumPy arrays."
         ) from None
     return cast("Callable[[Any], Any]", torch_data.default_collate if collate else torch_data.default_convert)
-
-
-def _as_it_is(sample: Any) -> Any:
-    return sample
 
 
 def _compare_outlines(samples: Sequence[Any], request: BatchRequest) -> str:
@@ -309,10 +316,10 @@ def _compare_outlines(samples: Sequence[Any], request: BatchRequest) -> str:
     if not isinstance(samples, list) or not samples:
         return ""
     outlines = [outline(sample) for sample in samples]
-    other = next((position for position, text in enumerate(outlines) if text != outlines[0]), None)
+    differing = next((position for position, text in enumerate(outlines) if text != outlines[0]), None)
     labels = request.work.labels
     note = f" (sample {labels[0]!r} is {outlines[0]}"
-    return note + (")" if other is None else f"; sample {labels[other]!r} is {outlines[other]})")
+    return note + (")" if differing is None else f"; sample {labels[differing]!r} is {outlines[differing]})")
 
 
 def _probe(built: BuiltDataset, num_samples: int | None, host: str) -> str:
@@ -329,14 +336,15 @@ def _probe(built: BuiltDataset, num_samples: int | None, host: str) -> str:
         try:
             first = _with_torch_seeded(compute)
             # Keep only hashes of the sample. The second computation may reuse its memory, and a copy may be too large.
-            mark, content = sketch(first), digest(first, skip_unreadable=True)
+            # The sketch ignores rounding, which differs between hosts. The digest does not.
+            first_sketch, first_digest = sketch(first), digest(first, skip_unreadable=True)
             del first
-            pure = content == digest(compute(), skip_unreadable=True)
+            is_pure = first_digest == digest(compute(), skip_unreadable=True)
         except DatasetError as exc:
             logger.warning("sample %d of data set %r could not be probed: %s", probe, built.name, exc)
             hasher.update(b"raised")
         else:
-            hasher.update(mark if pure else b"impure")
+            hasher.update(first_sketch if is_pure else b"impure")
     return hasher.hexdigest()
 
 

@@ -171,24 +171,19 @@ def _compute_each(
             samples[position] = dataset[index]
         except BaseException as exc:
             check_not_exit(exc, in_worker=built.num_workers > 0)
-            note = _note_on(exc, index, built)
+            # An index out of range and a wrong value of the user are mistakes of the script, which skipping would hide.
+            note = _out_of_range_note(exc, index, built)
             if failed is None or note or isinstance(exc, ConfigError):
                 raise _sample_error(exc, index, note, built, request, host) from exc
             failed.add(position, exc)
     if failed:
-        _fill_in(samples, failed, partial(_compute_one, built, key_of, indices, occurrences), cancelled)
+
+        def compute_again(position: int) -> Any:
+            seed(key_of(indices[position], occurrences[position]))
+            return dataset[indices[position]]
+
+        _fill_in(samples, failed, compute_again, cancelled)
     return samples
-
-
-def _compute_one(
-    built: BuiltDataset,
-    key_of: Callable[[Index, int], int],
-    indices: Sequence[Index],
-    occurrences: Sequence[int],
-    position: int,
-) -> Any:
-    built.seed(key_of(indices[position], occurrences[position]))
-    return built.dataset[indices[position]]
 
 
 def _compute_together(
@@ -221,7 +216,7 @@ def _compute_together(
         except BaseException as exc:
             check_not_exit(exc, in_worker=built.num_workers > 0)
             index = indices[len(samples)]
-            note = _note_on(exc, index, built)
+            note = _out_of_range_note(exc, index, built)
             if failed is None or note or isinstance(exc, ConfigError):
                 raise _sample_error(exc, index, note, built, request, host) from exc
             failed.add(len(samples), exc)
@@ -229,12 +224,8 @@ def _compute_together(
     if failed:
         # With one seed per batch, the generators are not seeded again. So a substitute draws other numbers than the
         # sample that it repeats.
-        _fill_in(samples, failed, partial(_compute_next, dataset, inner_indices), cancelled)
+        _fill_in(samples, failed, lambda position: dataset[inner_indices[position]], cancelled)
     return samples
-
-
-def _compute_next(dataset: Any, indices: Sequence[Any], position: int) -> Any:
-    return dataset[indices[position]]
 
 
 def _compute_at_once(
@@ -282,6 +273,7 @@ def _compute_at_once(
 
 
 def _get_items(dataset: Any, indices: list[Any]) -> Sequence[Any]:
+    """Return the result of ``__getitems__``. Raise `ValueError` if it has another number of samples than indices."""
     together: Sequence[Any] = dataset.__getitems__(indices)
     # Check the length only of lists and tuples. Another result is a whole batch for the data set's collate_fn.
     if isinstance(together, list | tuple) and len(together) != len(indices):
@@ -301,22 +293,24 @@ def _fill_in(
     same object must not be in the batch twice.
     """
     for position in failed.positions:
+        # This ends, because `substitute` raises when no sample is left.
         while True:
             _poll(cancelled)
-            other = failed.substitute(position)
+            substitute = failed.substitute(position)
             try:
-                samples[position] = compute_again(other)
+                samples[position] = compute_again(substitute)
                 break
             except Exception:  # noqa: BLE001 - try another substitute
-                failed.withdraw(other)
+                failed.withdraw(substitute)
 
 
 def _poll(cancelled: Callable[[], bool] | None) -> None:
+    """Raise `Cancelled` if the computation should stop."""
     if cancelled is not None and cancelled():
         raise Cancelled
 
 
-def _note_on(error: BaseException, index: Index, built: BuiltDataset) -> str:
+def _out_of_range_note(error: BaseException, index: Index, built: BuiltDataset) -> str:
     """Return a note for an `IndexError` about an index out of range, or an empty string for other errors.
 
     Indices are not checked before the data set raises, because a data set may use integers as keys.
@@ -335,6 +329,7 @@ def _note_on(error: BaseException, index: Index, built: BuiltDataset) -> str:
 def _sample_error(
     error: BaseException, index: Index, note: str, built: BuiltDataset, request: BatchRequest, host: str
 ) -> DatasetError:
+    """Return the error for a sample that raised, with advice about skipping if such a sample can be skipped."""
     to_do = _MAY_SKIP if request.collate and not note and not isinstance(error, ConfigError) else ""
     return dataset_error(
         error, dataset=built.name, host=host, stage="sample", sample_index=index, note=note, to_do=to_do

@@ -74,8 +74,11 @@ def probes(num_samples: int) -> list[int]:
 
     All hosts compute the samples at these positions, to find out whether they have the same data set.
     """
-    last_step = _NUM_PROBES - 1
-    return sorted({round(step * (num_samples - 1) / last_step) for step in range(_NUM_PROBES)}) if num_samples else []
+    if not num_samples:
+        return []
+    # A set, because a small data set has fewer positions than probes.
+    distance = (num_samples - 1) / (_NUM_PROBES - 1)
+    return sorted({round(number * distance) for number in range(_NUM_PROBES)})
 
 
 def plain_indices(indices: Indices) -> Sequence[Index]:
@@ -103,13 +106,16 @@ def plain_index(index: Any, depth: int = 0) -> Index:
         is_plain = set(map(type, index)) <= _PLAIN_TYPES
         parts = list(index) if is_plain else [plain_index(part, depth + 1) for part in index]
         return parts if isinstance(index, list) else tuple(parts)
-    if isinstance(index, bytes | float | np.bool_ | np.floating):
-        return (
-            bytes(index) if isinstance(index, bytes) else bool(index) if isinstance(index, np.bool_) else float(index)
-        )
+    if isinstance(index, bytes):
+        return bytes(index)
+    if isinstance(index, np.bool_):
+        return bool(index)
+    if isinstance(index, float | np.floating):
+        return float(index)
     try:
         return to_integer(index)
     except TypeError:
+        # A tensor or array without dimensions may hold a float or a boolean.
         if getattr(index, "ndim", None) == 0 and callable(getattr(index, "item", None)):
             item = index.item()
             if type(item) in _PLAIN_TYPES:

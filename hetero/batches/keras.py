@@ -171,12 +171,13 @@ class EpochCopies:
         """Return the data set after calling its methods for all epochs up to this one. Do not fetch from it."""
         # If a method raises, the copy is half changed and must not be kept.
         latest, self._latest = self._latest, None
+        # Go on from the latest copy if it has not passed the epoch. Otherwise begin before epoch 0 with a new copy.
         if latest is not None and latest[0] == seed and latest[1] <= epoch:
-            _, done, dataset = latest
+            _, latest_epoch, dataset = latest
         else:
-            done, dataset = -1, self._copy(self._original)
+            latest_epoch, dataset = -1, self._copy(self._original)
         # Begin all epochs in turn, because a data set may count its epochs in these methods.
-        for number in range(done + 1, epoch + 1):
+        for number in range(latest_epoch + 1, epoch + 1):
             self._begin_epoch(dataset, seed, number)
         self._latest = (seed, epoch, dataset)
         return dataset
@@ -227,6 +228,7 @@ def _large_arrays(dataset: Any) -> list[np.ndarray[Any, Any]]:
     found, seen, waiting = [], set[int](), [dataset]
     while waiting:
         value = waiting.pop()
+        # Classes, modules and functions lead to the whole program, and a copy shares them anyway.
         if id(value) in seen or isinstance(value, type | ModuleType | FunctionType | MethodType | str | int | float):
             continue
         seen.add(id(value))

@@ -39,7 +39,6 @@ __all__ = [
 _INTEGER = struct.Struct("<cqQIq").pack
 _HEAD = struct.Struct("<cqQI").pack
 _BATCH_HEAD = struct.Struct("<cqQQ").pack
-_LENGTH = struct.Struct("<cI").pack
 _SAMPLE, _BATCH, _BUILD = b"hetero.sample", b"hetero.batch", b"hetero.build"
 
 BUILD_KEY = int.from_bytes(blake2b(b"", digest_size=8, person=_BUILD).digest(), "little")

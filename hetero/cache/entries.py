@@ -2,14 +2,13 @@
 
 The head has a digest of the rest of the entry, of the sample's index, and of the fingerprint
 (`hetero.cache.fingerprint`). So an entry is rejected if it is truncated or damaged, or belongs to another sample or
-data set. The digest does not protect against a user who may write to the files. The folder's permissions do.
+data set. Only the folder's permissions protect the files from other users. The digest does not.
 """
 
 from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -52,14 +51,17 @@ class EncodedSample:
             raise ConfigError(f"its keys, numbers and short strings take {len(structure)} bytes; use arrays instead")
         payload = [leaf.data for leaf in leaves if leaf.nbytes]
         payload_bytes = sum(map(len, payload))
-        digest = _digest(index, fingerprint, structure, payload)
-        self.pieces: list[Any] = [_HEAD.pack(_MAGIC, digest, len(structure), payload_bytes) + structure, *payload]
-        """Buffers that make the entry."""
+        hasher = _hasher(index, fingerprint, structure)
+        for piece in payload:
+            hasher.update(piece)
+        head = _HEAD.pack(_MAGIC, hasher.digest(), len(structure), payload_bytes)
+        self.pieces: list[Any] = [head + structure, *payload]
+        """Buffers that make the entry, one after the other."""
         self.nbytes: int = len(self.pieces[0]) + payload_bytes
         """Bytes of the entry."""
 
     def value(self) -> Any:
-        """Return the value as `read_entry` returns it. It shares no memory with the user's value."""
+        """Return the value as `read_entry` returns it, in memory that the user's value does not share."""
         copies = []
         for leaf in self._leaves:
             buffer = np.empty(leaf.nbytes, np.uint8).data
@@ -89,7 +91,7 @@ def read_entry(descriptor: int, offset: int, nbytes: int, *, index: int, fingerp
 
 
 def _read(descriptor: int, offset: int, nbytes: int, index: int, fingerprint: bytes) -> Any:
-    """Return the value in an entry as `read_entry` does, but raise any exception for a damaged entry."""
+    """Return the value in an entry, see `read_entry`. If the entry is damaged, raise any exception."""
     # Check the size first, so that no more memory is allocated than the file has bytes.
     if not _HEAD.size <= nbytes <= os.fstat(descriptor).st_size - offset:
         raise DamagedEntryError("the file ends before the entry")
@@ -107,14 +109,14 @@ def _read(descriptor: int, offset: int, nbytes: int, index: int, fingerprint: by
     offset += structure_bytes
     for shape in shapes:
         buffer = np.empty(shape.nbytes, np.uint8).data
-        size = 0
-        while size < shape.nbytes:
+        num_filled = 0
+        while num_filled < shape.nbytes:
             # preadv may read fewer bytes than the buffer has. At the end of the file, it reads 0 bytes.
-            received = os.preadv(descriptor, [buffer[size:]], offset)
-            if not received:
+            num_read = os.preadv(descriptor, [buffer[num_filled:]], offset)
+            if not num_read:
                 raise DamagedEntryError("the file ends within the entry")
-            size += received
-            offset += received
+            num_filled += num_read
+            offset += num_read
         hasher.update(buffer)
         leaves.append(shape.filled(buffer))
     if hasher.digest() != digest:
@@ -122,14 +124,8 @@ def _read(descriptor: int, offset: int, nbytes: int, index: int, fingerprint: by
     return with_images(unflatten(tree, leaves))
 
 
-def _digest(index: int, fingerprint: bytes, structure: bytes, payload: Sequence[Any]) -> bytes:
-    hasher = _hasher(index, fingerprint, structure)
-    for piece in payload:
-        hasher.update(piece)
-    return hasher.digest()
-
-
 def _hasher(index: int, fingerprint: bytes, structure: bytes) -> xxhash.xxh3_128:
+    """Return the hasher of an entry. It has the index, the data set and the structure, and still needs the payload."""
     # A fast hash is enough, because it protects only against damage. The folder's permissions protect against attacks.
     hasher = xxhash.xxh3_128(fingerprint)
     hasher.update(struct.pack("<qI", index, len(structure)))

@@ -64,6 +64,7 @@ class Fingerprint:
     def key(self) -> bytes:
         """Return the digest, 20 bytes. Loads a few samples, and seeds the global generators."""
         hasher = blake2b(self._facts, digest_size=20, person=b"hetero.loads")
+        # The user's ``fingerprint=``: a text, a function that returns a text, or None.
         stated = self._stated
         if callable(stated):
             # Seed first, because the function may draw random numbers, and must draw the same ones in all processes.
@@ -79,8 +80,8 @@ class Fingerprint:
 
 
 def _probe(split: SplitDataset, index: int) -> bytes:
-    """Return a digest of one loaded sample."""
-    # If the sample raises, do not report it here. The batch that has this sample reports the error.
+    """Return a digest of one loaded sample, or ``raised`` if ``load`` raises."""
+    # Do not report the error here, because the batch that has this sample reports it.
     with contextlib.suppress(Exception):
         return digest(split.inner.load(index), skip_unreadable=True)
     return b"raised"
@@ -95,9 +96,10 @@ def _globals_digests(found: Reach) -> dict[str, str]:
     """Return digests of the globals that code reads. Leave out the globals that the code also assigns."""
     digests: dict[str, str] = {}
     for label, place in found.places.items():
+        # The method `augment` runs on kept samples after they are read, so it does not count.
         is_augment = place.name == "augment" and isinstance(place.owner, type)
         if label not in found.stored and not is_augment:
-            with contextlib.suppress(KeyError):
+            with contextlib.suppress(KeyError):  # the global no longer exists
                 digests[label] = value_digest(place.value()).hex()
     return digests
 

@@ -42,7 +42,7 @@ _LOCK = "lock"
 
 
 class SharedFolder:
-    """A folder of samples with one fingerprint, in use by this process until `close`.
+    """A folder of samples with one fingerprint. This process uses the folder, and holds a shared lock, until `close`.
 
     Args:
         base: Folder below which all kept samples lie.
@@ -62,15 +62,14 @@ class SharedFolder:
             raise OSError(f"there is no folder {base}; make it, or mount its disk")
         deadline_s = time.monotonic() + CALL_TIMEOUT_S
         while time.monotonic() < deadline_s:
-            # Another process may remove the folders until this process has the lock. Then try again.
+            # Until this process has the lock, another process may remove the folders. If so, make the folders again.
             with contextlib.suppress(FileNotFoundError):
                 for folder in (self.parent.parent, self.parent, self.path):
                     _make_private(folder)
                 descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
                 try:
                     lock(descriptor, fcntl.LOCK_SH)
-                    # Another process may have removed the file between the open and the lock. Then the lock is on a
-                    # removed file, and has no effect.
+                    # If another process has removed the file between the open and the lock, the lock has no effect.
                     if _is_at(descriptor, self.path / _LOCK):
                         # Set the time of the lock file, which shows when the folder was last used.
                         os.utime(descriptor)
@@ -111,12 +110,14 @@ def lock(descriptor: int, kind: int) -> None:
 
 
 def sweep_memory() -> None:
-    """Remove the kept samples in memory that no process uses."""
+    """Remove the kept samples in memory that no process uses, and the empty folders above them."""
     root = MEMORY / _root_name()
+    # `rmdir` fails if a folder is not empty, or another process has removed the folder. Both are fine.
     with contextlib.suppress(OSError):
         for parent in sorted(root.iterdir()):
             for folder in _folders(parent):
                 _remove_unused(folder)
+            # A process that keeps samples below this folder needs the file with the reservation.
             if not _folders(parent):
                 with contextlib.suppress(OSError):
                     (parent / RESERVE).unlink(missing_ok=True)
@@ -131,11 +132,11 @@ def kept_in_memory() -> int:
 
 
 def remove_unused(parent: Path, *, enough: int) -> int:
-    """Remove folders of a data set that no process uses. Begin with the folder that is unused for the longest time.
+    """Remove folders of a data set that no process uses. Begin with the folder whose last use began first.
 
     Args:
         parent: The data set's folder.
-        enough: Bytes. No more folders are removed once this number is free.
+        enough: Bytes. When the removed folders had this many bytes, no other folder is removed.
 
     Returns:
         Bytes of the removed folders.
@@ -161,6 +162,7 @@ def folder_bytes(folder: Path) -> int:
 
 
 def _folders(parent: Path) -> list[Path]:
+    """Return the folders with the samples of one fingerprint each, for one data set."""
     return [folder for folder in parent.iterdir() if (folder / _LOCK).exists()]
 
 
@@ -183,7 +185,10 @@ def _remove_unused(folder: Path) -> int:
 
 
 def _used_s(folder: Path) -> float:
-    """Return when a folder was last taken into use, by the time of its lock file."""
+    """Return when a process last began to use a folder, which is the time of the folder's lock file.
+
+    0 if another process has removed the folder.
+    """
     try:
         return (folder / _LOCK).lstat().st_mtime
     except OSError:
@@ -208,6 +213,7 @@ def _make_private(folder: Path) -> None:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
+    """Return whether an open file is still at a path, and was not removed or replaced."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.lstat())
     except OSError:

@@ -73,14 +73,14 @@ def _plain_info(info: dict[Any, Any]) -> dict[Any, Any]:
     found: dict[Any, Any] = {}
     for key, value in info.items():
         plain = tuple(map(_plain, value)) if isinstance(value, tuple) else _plain(value)
-        if isinstance(key, str) and (
-            type(plain) in _PLAIN or (type(plain) is tuple and _PLAIN.issuperset(map(type, plain)))
-        ):
+        parts = plain if isinstance(plain, tuple) else (plain,)
+        if isinstance(key, str) and _PLAIN.issuperset(map(type, parts)):
             found[str(key)] = plain
     return found
 
 
 def _plain(value: Any) -> Any:
+    """Return a text or a fraction of Pillow's own classes as a str or float. Return other values unchanged."""
     # In PNG files, Pillow's texts are of a subclass of str. Make them plain str.
     if isinstance(value, str):
         return str.__str__(value)
@@ -90,7 +90,13 @@ def _plain(value: Any) -> Any:
 
 
 def _mapped(value: Any, function: Callable[[Any, int], Any], depth: int) -> Any:
-    """Return a container whose values the function has replaced. Other values are returned as they are."""
+    """Return a copy of a container, with the function applied to each value in it. Return other values unchanged.
+
+    Args:
+        value: The value.
+        function: `with_images` or `without_images`. Its second argument is the depth of the value that it gets.
+        depth: Number of containers around ``value``.
+    """
     kind = type(value)
     if depth >= MAX_DEPTH:
         return value
@@ -101,11 +107,13 @@ def _mapped(value: Any, function: Callable[[Any, int], Any], depth: int) -> Any:
         if _PLAIN.issuperset(map(type, value)):
             return value
         return kind([function(item, depth + 1) for item in value])
+    # A namedtuple. Do not call its class, because the user may have changed how it is made.
     if isinstance(value, tuple) and hasattr(kind, "_fields"):
         return tuple.__new__(kind, [function(item, depth + 1) for item in value])
     if dataclasses.is_dataclass(value) and not isinstance(value, type) and kind is not ImageData:
         items = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
         changed = {name: function(item, depth + 1) for name, item in items.items()}
+        # Keep the user's object if nothing in it has changed, because a copy lacks attributes that are not fields.
         if all(changed[name] is item for name, item in items.items()):
             return value
         # Set the fields directly, because the user's __init__ and __post_init__ have already run once.

@@ -6,7 +6,7 @@ import logging
 import operator
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from hetero.batches.build import BuiltDataset
 from hetero.batches.purity.comparison import Difference, compare, freeze
@@ -29,6 +29,14 @@ COUNTS = Counter(num_kept=0, num_loaded=0, num_damaged=0)
 ``num_kept`` samples were taken from a cache. ``num_loaded`` samples were loaded by the user's code. ``num_damaged``
 samples were damaged in a cache, and loaded again.
 """
+
+
+class _Loaded(NamedTuple):
+    """The result of the user's ``load``."""
+
+    value: Any
+    may_be_kept: bool
+    """Whether the result is known not to depend on random numbers."""
 
 
 def keep_loads(built: BuiltDataset, factory: DatasetFactory, spec: DatasetSpec) -> None:
@@ -91,67 +99,76 @@ class _KeptLoads:
             ConfigError: If ``load`` draws random numbers.
             Exception: If the user's code raises.
         """
-        tiers, number = self._tiers, _position(index)
-        if tiers is None or number is None or not 0 <= number < tiers.num_samples:
+        tiers, position = self._tiers, _position(index)
+        if tiers is None or position is None or not 0 <= position < tiers.num_samples:
             self._warn(f"the sample of index {index!r:.60} is not kept, because that is no position in the data set")
             COUNTS["num_loaded"] += 1
-            return self._without_draws(index)[0]
-        before = tiers.num_damaged
-        found = tiers.get(number)
-        if num_damaged := tiers.num_damaged - before:
+            return self._load(index).value
+        num_damaged_before = tiers.num_damaged
+        kept = tiers.get(position)
+        if num_damaged := tiers.num_damaged - num_damaged_before:
             COUNTS["num_damaged"] += num_damaged
             self._warn("a kept sample was damaged, and is loaded again", subject="damage")
-        if found is not ABSENT:
+        if kept is not ABSENT:
             COUNTS["num_kept"] += 1
-            return found
-        value, may_be_kept = self._without_draws(index)
+            return kept
+        loaded = self._load(index)
         COUNTS["num_loaded"] += 1
-        if not may_be_kept:
-            return value
+        if not loaded.may_be_kept:
+            return loaded.value
         try:
-            sample = EncodedSample(value, number, self._key)
+            sample = EncodedSample(loaded.value, position, self._key)
         except ConfigError as error:
             self._warn(f"what load({index!r:.60}) returned cannot be kept: {error}".partition("\n")[0])
-            return value
-        tiers.put(number, sample)
-        # Do not return `value`. A sample must have the same types and layout, whether it came from the cache or not.
+            return loaded.value
+        tiers.put(position, sample)
+        # Do not return `loaded.value`. A sample must have the same types and layout, whether it was kept or loaded.
         return sample.value()
 
-    def _without_draws(self, index: Any) -> tuple[Any, bool]:
-        """Return ``load(index)``, and whether it may be kept."""
+    def _load(self, index: Any) -> _Loaded:
+        """Call the user's ``load(index)``.
+
+        Raises:
+            ConfigError: If ``load`` draws random numbers.
+            Exception: If the user's code raises.
+        """
         before = generator_states()
         value = self._split.inner.load(index)
         after = generator_states()
-        # If the call has imported torch, it is not known whether it has drawn from torch's generator.
+        # The last state belongs to torch's generator, and is empty before torch is imported. If the call has imported
+        # torch, it is not known whether it has drawn from torch's generator.
         if len(before[-1]) != len(after[-1]):
-            return value, False
+            return _Loaded(value, may_be_kept=False)
         if before != after:
             raise ConfigError(
                 f"load({index!r:.60}) of data set {self._name!r} draws random numbers or seeds a generator, so its "
                 "result must not be kept; draw in augment(sample)"
             )
-        return value, True
+        return _Loaded(value, may_be_kept=True)
 
     def _check(self, index: Any) -> None:
-        """Compare one sample, loaded twice with different seeds, and made by ``__getitem__`` if the data set has it."""
+        """Load one sample twice with different seeds, and set `_problem` if the two results differ.
+
+        If the data set has a ``__getitem__``, also set `_problem` if its sample differs from the two parts.
+        """
         split = self._split
         try:
             self._built.seed(BUILD_KEY)
             first = freeze(split.inner.load(split.inner_index(index)))
             # Load it again with another seed. If ``load`` draws random numbers, the result differs.
             self._built.seed(BUILD_KEY + 1)
-            seeded = compare(first, split.inner.load(split.inner_index(index)))
-            different = None if seeded is not None else self._compare_whole(index)
+            between_loads = compare(first, split.inner.load(split.inner_index(index)))
+            from_whole = None if between_loads is not None else self._compare_whole(index)
         except Exception:  # noqa: BLE001 - whatever the sample raises, it raises again when it is computed
             return
         self._is_checked = True
-        if seeded is not None:
+        if between_loads is not None:
             self._problem = (
                 f"load({index!r:.60}) of data set {self._name!r} returns something else when it is called again, so it "
-                f"must not be kept ({seeded.within('result')}); draw in augment(sample)"
+                f"must not be kept ({between_loads.within('result')}); draw in augment(sample)"
             )
-        if different is not None:
-            what = different.within("sample")
+        if from_whole is not None:
+            what = from_whole.within("sample")
             self._problem = (
                 f"data set {self._name!r}: augment(load({index!r:.60})) is not what __getitem__ returns ({what}); "
                 "write __getitem__ as: return self.augment(self.load(index)), or leave it out"

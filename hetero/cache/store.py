@@ -2,8 +2,8 @@
 
 The file ``index`` has a slot for each sample. The slot contains where the sample's entry lies: segment, offset and
 size. Each process appends entries to its own segment (``data-N``), and reads entries of all segments. A slot is written
-after its entry. Neither needs a lock, because each entry has a digest. If a slot points to other bytes than the wanted
-sample, these bytes are rejected.
+after its entry. Reading and writing need no lock, because each entry has a digest. If a slot points to other bytes than
+the wanted sample, these bytes are rejected.
 
 Files are read with system calls and not mapped, because a process that reads a mapped file dies if the file shrinks.
 """
@@ -68,22 +68,24 @@ class SampleStore:
         """Return a kept sample in new memory, or `ABSENT`. ``index`` is in ``[0, num_samples)``."""
         try:
             slot = os.pread(self._index, _SLOT.size, _SLOT.size * index)
+            # The file may end before the slot of a sample that was never kept.
             if len(slot) < _SLOT.size:
                 return ABSENT
-            number, nbytes, offset = _SLOT.unpack(slot)
-            if not number:
+            # The slot has the number of the segment plus 1. So a slot that was never written, all zeros, has none.
+            segment_plus_1, nbytes, offset = _SLOT.unpack(slot)
+            if not segment_plus_1:
                 return ABSENT
-            descriptor = self._segment(number - 1)
+            descriptor = self._segment(segment_plus_1 - 1)
             return read_entry(descriptor, offset, nbytes, index=index, fingerprint=self._fingerprint)
         except (DamagedEntryError, FileNotFoundError):
             self.num_damaged += 1
         except (OSError, OverflowError):
-            # The disk has failed, or all descriptors are in use. Then the sample is loaded by the user's code.
-            return ABSENT
+            pass  # the disk has failed, or all descriptors are in use: the user's code loads the sample
         return ABSENT
 
     def put(self, index: int, sample: EncodedSample) -> bool:
         """Keep a sample. Return whether there was room for it."""
+        # Once a sample did not fit, no other sample is kept, because each attempt looks at all files.
         if self.why_full:
             return False
         try:
@@ -148,25 +150,30 @@ class SampleStore:
         """
         with self._reserving():
             # Reserve as many bytes as the segment has now. So a data set with a low bound reserves little.
-            wanted = max(nbytes, min(_CHUNK_BYTES, own.end))
+            num_reserved = max(nbytes, min(_CHUNK_BYTES, own.end))
             # Near the bound, there may still be room for this one entry.
-            if self._why_no_room(wanted):
-                wanted = nbytes
-                if why_not := self._why_no_room(wanted):
+            if self._why_no_room(num_reserved):
+                num_reserved = nbytes
+                if why_not := self._why_no_room(num_reserved):
                     raise OSError(why_not)
-            os.ftruncate(own.descriptor, own.end + wanted)
-            own.reserved = own.end + wanted
+            os.ftruncate(own.descriptor, own.end + num_reserved)
+            own.reserved = own.end + num_reserved
 
     def _why_no_room(self, wanted: int) -> str:
-        """Return why some bytes do not fit. Remove samples of other fingerprints to make room."""
+        """Return why ``wanted`` further bytes do not fit, empty if they fit.
+
+        Remove samples of other fingerprints first if that is needed to make room.
+        """
         parent = self._folder.parent
-        missing = sum(folder_bytes(path) for path in parent.iterdir() if path.is_dir()) + wanted - self._max_bytes
+        used = sum(folder_bytes(path) for path in parent.iterdir() if path.is_dir())
+        # Bytes beyond the bound of the data set, and beyond the share of the file system that stays free.
+        beyond_bound = used + wanted - self._max_bytes
         disk = shutil.disk_usage(parent)
-        scarce = int(wanted + self._spared * disk.total - disk.free)
-        if max(missing, scarce) > 0:
-            missing -= remove_unused(parent, enough=max(missing, scarce))
+        beyond_disk = int(wanted + self._spared * disk.total - disk.free)
+        if max(beyond_bound, beyond_disk) > 0:
+            beyond_bound -= remove_unused(parent, enough=max(beyond_bound, beyond_disk))
             disk = shutil.disk_usage(parent)
-        if missing > 0:
+        if beyond_bound > 0:
             return f"the bound of {bytes_text(self._max_bytes)} is reached"
         if disk.free - wanted < self._spared * disk.total:
             return f"{bytes_text(disk.free)} of {bytes_text(disk.total)} are free, and {self._spared:.0%} stay free"
@@ -195,7 +202,9 @@ class _OwnSegment:
         self.number = number
         self.descriptor = descriptor
         self.end = 0
+        """Bytes of the entries in the segment."""
         self.reserved = 0
+        """Bytes of the segment's file. The bytes after `end` are for the next entries."""
 
 
 def _write(descriptor: int, pieces: list[Any], offset: int) -> None:
@@ -204,12 +213,13 @@ def _write(descriptor: int, pieces: list[Any], offset: int) -> None:
     Raises:
         OSError: If the disk is full.
     """
-    left = [memoryview(piece).cast("B") if len(piece) else memoryview(b"") for piece in pieces]
-    left = [piece for piece in left if len(piece)]
+    # memoryview cannot cast empty buffers.
+    left = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
     while left:
         # One call may have at most SC_IOV_MAX buffers.
         written = os.pwritev(descriptor, left[: os.sysconf("SC_IOV_MAX")], offset)
         offset += written
+        # The call may write a part of the buffers. Drop the buffers that were written, and cut the next one.
         while left and written >= len(left[0]):
             written -= len(left[0])
             del left[0]

@@ -68,6 +68,7 @@ class Tiers:
 
     def put(self, number: int, sample: EncodedSample) -> None:
         """Keep a sample in the first store with room. Log once if all are full."""
+        # Without a store, a warning was logged when the stores could not be opened.
         if any(store.put(number, sample) for store in self._stores) or self._has_warned or not self._stores:
             return
         self._has_warned = True
@@ -104,10 +105,11 @@ _known: weakref.WeakValueDictionary[tuple[int, Cache, str, bytes, int], Tiers] =
 
 def open_tiers(settings: Cache, name: str, key: bytes, num_samples: int) -> Tiers:
     """Return the stores of a data set, which this process opens once. The arguments are those of `Tiers`."""
-    found = (os.getpid(), settings, name, key, num_samples)
-    tiers = _known.get(found)
+    # A forked process inherits the stores of its parent and must not use them, so the process id is in the key.
+    known_as = (os.getpid(), settings, name, key, num_samples)
+    tiers = _known.get(known_as)
     if tiers is None:
-        tiers = _known[found] = Tiers(settings, name, key, num_samples)
+        tiers = _known[known_as] = Tiers(settings, name, key, num_samples)
     close_at_exit(os.getpid())
     return tiers
 
@@ -135,7 +137,7 @@ def close_tiers() -> None:
 
 
 def _close(stores: list[SampleStore], pid: int) -> None:
-    """Close stores, unless they belong to the process that this process was forked from."""
+    """Close stores and empty the list, unless they belong to the process that this process was forked from."""
     if pid == os.getpid():
         while stores:
             stores.pop().close()

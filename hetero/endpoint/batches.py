@@ -119,19 +119,22 @@ class RequestedBatch:
         if task.was_cancelled:
             return None
         try:
-            found = task.result()
+            computed = task.result()
         except Cancelled:
             return None
-        if not isinstance(found, EncodedBatch):
-            batch, skips, num_parts = found
-            found = self._encode(batch, skips, num_parts, copy=False)
+        if isinstance(computed, EncodedBatch):
+            answer = computed
+        else:
+            batch, skips, num_parts = computed
+            answer = self._encode(batch, skips, num_parts, copy=False)
+        # The size of a part says nothing about the size of the next batch.
         if not self.request.is_part:
-            self.experience.latest_bytes = found.nbytes
+            self.experience.latest_bytes = answer.nbytes
         # If the package for compression is not installed here, the batch is sent uncompressed, and the reader logs a
         # warning. The batch is the same, and a slower job is better than a job that does not run.
         if self.request.compression is not None and is_installed(self.request.compression):
-            found.compress(self.request.compression)
-        return found
+            answer.compress(self.request.compression)
+        return answer
 
     def _compute_batch(self, task: Task, gathering: Gathering | None) -> EncodedBatch | tuple[Any, Skips | None, int]:
         """Compute a whole batch. Return it as `compute` does."""

@@ -151,12 +151,8 @@ class Compute:
         """Sum of all earlier intervals."""
         self.busy_s = 0.0
         """Seconds spent on tasks, summed over all slots. This includes the time that emulated tasks wait."""
-        self._threads = [
-            threading.Thread(target=self.serve, name=f"compute-{slot}", daemon=True)
-            for slot in range(int(is_served_by_caller), num_slots)
-        ]
-        for thread in self._threads:
-            thread.start()
+        for slot in range(int(is_served_by_caller), num_slots):
+            threading.Thread(target=self.serve, name=f"compute-{slot}", daemon=True).start()
 
     def submit(
         self,
@@ -201,6 +197,7 @@ class Compute:
         took_s, free_s = 0.0, self._clock()
         while True:
             with self._lock:
+                # Add the time of the task of the last round.
                 self.busy_s += took_s
                 while not self._queue:
                     if self._is_closed:

@@ -171,6 +171,7 @@ class Delivery:
             self._retire(connection, session_token)
 
     def _retire(self, connection: Connection, session_token: bytes) -> None:
+        """Close a connection, and forget it."""
         with self._lock:
             self._num_connections -= 1
             self._session_tokens.get(session_token, set()).discard(connection)
@@ -222,6 +223,7 @@ class Delivery:
             return ""
 
     def _end_request(self, is_batch: bool) -> None:
+        """Count a request as ended. ``is_batch`` is true if a batch was sent."""
         with self._lock:
             self.num_batches += is_batch
             self._num_busy -= 1
@@ -231,23 +233,28 @@ class Delivery:
     # Faults for tests
 
     def _survives(self, strike: Strike, connection: Connection, request: bytes) -> bool:
-        """Apply a fault to a request. Return False if the connection must then end."""
+        """Return True if no fault for tests strikes now. Otherwise the connection must end.
+
+        The fault "busy" is a refusal, which is sent first. The fault "unavailable" only ends the connection.
+        """
         fault = strike()
         if fault is not None and fault.action == "busy":
             connection.send(encode_refusal(Fault.BUSY, "on purpose", request=request))
         return fault is None
 
     def _spoil(self, answer: EncodedBatch) -> tuple[bytes, Sequence[memoryview]] | None:
-        """Return the damaged message and payload if a fault strikes, else None."""
+        """Return the message and the payload of an answer with damage, if a fault for tests strikes now. Else None."""
         assert self._send_fault is not None
         fault = self._send_fault()
         if fault is None:
             return None
         message, payload = bytearray(answer.message), [memoryview(bytearray(piece)) for piece in answer.payload]
-        damaged = max([memoryview(message), *payload], key=len)
         if fault.action == "corrupt":
-            damaged[fault.place(len(damaged))] ^= 1
-        # The other fault cuts an answer short. A message without payload stays whole.
+            # Flip one bit in the longest buffer, which may be the message.
+            longest = max([memoryview(message), *payload], key=len)
+            longest[fault.place(len(longest))] ^= 1
         elif payload:
+            # The fault "truncate": drop the second half of the last buffer. A message without payload stays whole.
             payload[-1] = payload[-1][: len(payload[-1]) // 2]
+        # Half of a buffer of one byte is empty, and a connection sends no empty buffers.
         return bytes(message), [piece for piece in payload if piece]

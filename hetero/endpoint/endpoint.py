@@ -96,13 +96,8 @@ class Endpoint:
         self._compute = Compute(options.num_slots, is_served_by_caller=bool(prebuilt))
         self._service = DataServicer(
             self._compute,
-            address=options.address,
+            options,
             max_requests=max_requests,
-            name=options.name,
-            worker_index=options.index,
-            num_workers=options.num_endpoints,
-            sample_time_s=options.sample_time_s,
-            limits=Limits(max_batch_bytes=options.max_batch_bytes),
             transport=choose_transport(tls),
             on_build=on_build,
             prebuilt=prebuilt or {},
@@ -227,6 +222,7 @@ def run_endpoint(
             return int(error.exit_code)
 
         def serve() -> int:
+            """Report statistics until the end signal, then stop the endpoint. Return the exit status."""
             while end_signal() not in signals.wait(_REPORT_INTERVAL_S):
                 # The pool takes each report as a sign of life.
                 report("statistics", endpoint.statistics())
@@ -239,7 +235,8 @@ def run_endpoint(
             report("ready", {"pid": os.getpid(), "port": endpoint.port})
             if not prebuilt:
                 return serve()
-            # The main thread may not come back from the user's code, so the thread `serve` ends the process.
+            # Data sets that the main thread has built must be used by the main thread. It may not come back from the
+            # user's code, so the thread `serve` ends the process.
             serving = threading.Thread(target=run_to_end, args=(serve,), name="serve")
             serving.start()
             endpoint.compute()
@@ -261,6 +258,7 @@ def send_event(reports: socket.socket, event: str, **facts: object) -> None:
             if event == "statistics":
                 # Statistics may be dropped, because newer ones follow.
                 return
+            # Wait until the pool has read.
             select.select([], [reports], [], CALL_TIMEOUT_S)
         except OSError:
             return
@@ -281,9 +279,12 @@ def configure_process(level: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def exit_process(status: int, *, flush: Callable[[], None] = logging.shutdown) -> None:
-    """End this process without the parent's exit handlers and without waiting for threads."""
-    flush()
+def exit_process(status: int) -> None:
+    """End this process without the exit handlers of Python, which a forked process has inherited, or waits for threads.
+
+    What was logged and printed is written first.
+    """
+    logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -309,7 +310,7 @@ def main() -> None:
     options, parent_pid = EndpointOptions.from_json(sys.stdin.buffer.read())
     die_with_parent(parent_pid)
     configure_process(options.log_level)
-    # This must come before the first thread starts, because threads that start later share the arenas that exist.
+    # Call this before the first thread starts, because a thread that has allocated before keeps its own arena.
     keep_freed_memory()
     reports = socket.socket(fileno=int(sys.argv[1]))
     try:

@@ -6,17 +6,17 @@ import contextlib
 import logging
 import secrets
 from collections.abc import Callable, Iterator
-from typing import NoReturn, TypeVar, cast
+from typing import NoReturn, TypeVar
 
 from hetero.documents.text import one_line
-from hetero.errors import ConfigError, DatasetError, ProtocolError, SampleFailure
+from hetero.errors import ConfigError, DatasetError, ProtocolError
 from hetero.system.fault_injection import Strike
 from hetero.wire import framing  # before grpc: channels sets its environment
 from hetero.wire.faults import Fault
 
 import grpc  # isort: skip
 
-__all__ = ["Failures", "UnpreparedError", "record_of"]
+__all__ = ["Failures", "UnpreparedError"]
 
 _Result = TypeVar("_Result")
 
@@ -47,7 +47,7 @@ class Failures:
         try:
             return answer()
         except DatasetError as error:
-            return framing.encode_failure(record_of(error), request=request)
+            return framing.encode_failure(error.record, request=request)
         except BaseException as error:  # noqa: BLE001 - a broken answer must not end the thread that sends it
             return framing.encode_refusal(*self._explain(error), request=request)
 
@@ -62,6 +62,7 @@ class Failures:
             self._abort(error, context)
 
     def _abort(self, error: Exception, context: grpc.ServicerContext) -> NoReturn:
+        """End a call with the status for an exception."""
         if context.code() is not None or not context.is_active():  # type: ignore[attr-defined]
             # A handler has aborted the call, or the caller has left.
             raise error
@@ -79,8 +80,3 @@ class Failures:
         incident = secrets.token_hex(4)
         logger.error("internal error %s", incident, exc_info=error)
         return Fault.BROKEN, f"internal error {incident}, see the log of {self._name}"
-
-
-def record_of(error: DatasetError) -> SampleFailure:
-    """Return the description of an exception of the user's code."""
-    return cast("SampleFailure", error.record)

@@ -88,13 +88,14 @@ class Gathering:
         if is_busy:
             # `_PATIENCE_S` counts from the latest moment when this endpoint had something else to do.
             self._busy_s = now_s
-        late = [part.helper for part in self._parts.missing if not part.has_ended]
-        # If all missing helpers are avoided, another batch has already waited for them in vain. Do not wait again.
-        if all(map(self._links.is_avoided, late)):
+        late_helpers = [part.helper for part in self._parts.missing if not part.has_ended]
+        # If all these helpers are avoided, another batch has already waited for them in vain. Do not wait again.
+        if all(map(self._links.is_avoided, late_helpers)):
             return True
         is_over = now_s - self._busy_s > _PATIENCE_S or now_s - self._begin_s > _MAX_WAIT_S
-        for helper in late if is_over else ():
-            self._links.avoid(helper)
+        if is_over:
+            for helper in late_helpers:
+                self._links.avoid(helper)
         return is_over
 
     def positions(self, samples: list[Any]) -> Iterator[int]:
@@ -115,5 +116,5 @@ class Gathering:
     @property
     def _own(self) -> list[int]:
         """Positions of the samples that no other endpoint was asked for."""
-        asked = {position for part in self._parts.all for position in part.positions}
+        asked = {position for part in self._parts.asked for position in part.positions}
         return [position for position in range(len(self._owners)) if position not in asked]

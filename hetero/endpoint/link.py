@@ -12,6 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
@@ -227,10 +228,7 @@ class EndpointLink:
         except DeadlineError as error:
             raise _late(timeout_s) from error
         except OSError as error:
-            fault = Fault.CUT_OFF if has_begun else Fault.UNREACHABLE if call.is_sent else Fault.UNSENT
-            raise CallFailedError(
-                Fault.CANCELLED if call.is_cancelled else fault, self.why_ended or str(error)
-            ) from error
+            raise CallFailedError(_fault_of(call, has_begun), self.why_ended or str(error)) from error
         finally:
             self._give_back(call, is_usable=is_in_step)
 
@@ -259,7 +257,7 @@ class EndpointLink:
             connection = self._reuse(call)
             if connection is not None and connection.send_now(request) is None:
                 call.is_sent = True
-                return SentFetch(self, call, connection, decoder, timeout_s=timeout_s, finish=finish)
+                return SentFetch(self, call, connection, decoder, timeout_s, finish)
         except OSError:
             pass  # the connection had ended
         finally:
@@ -300,6 +298,7 @@ class EndpointLink:
         return connection, self._exchange(call, connection, request, deadline_s)
 
     def _exchange(self, call: Call, connection: Connection, request: bytes, deadline_s: float) -> bytes:
+        """Send the request and return the answer's message."""
         call.is_sent = True
         connection.send(request, deadline_s=deadline_s)
         message = connection.receive_message(self.limits.max_answer_bytes, deadline_s=deadline_s)
@@ -327,6 +326,7 @@ class EndpointLink:
         """
 
         def register(connection: Connection) -> None:
+            """Let `close` and the call end the connecting. Raise if the link has ended before."""
             with self._lock:
                 if self.why_ended or not self._hello:
                     raise ConnectionAbortedError(self.why_ended or "there is no connection yet")
@@ -390,6 +390,7 @@ class EndpointLink:
             raise CallFailedError(Fault.UNREACHABLE, "the connection was closed") from error
 
 
+@dataclass(eq=False)
 class SentFetch(Generic[_Found]):
     """A fetch whose request is sent. The caller receives the answer when it arrives. For one thread at a time.
 
@@ -400,24 +401,17 @@ class SentFetch(Generic[_Found]):
         finish: Called when the answer is complete, with its bytes before compression. `receive` returns its result.
     """
 
-    def __init__(
-        self,
-        link: EndpointLink,
-        call: Call,
-        connection: Connection,
-        decoder: BatchDecoder,
-        *,
-        timeout_s: float,
-        finish: Callable[[int], _Found],
-    ) -> None:
-        self._link = link
-        self._call = call
-        self._connection = connection
-        self._decoder = decoder
-        self._timeout_s = timeout_s
-        self._deadline_s = time.monotonic() + timeout_s
-        self._finish = finish
-        self._message_bytes: int | None = None
+    _link: EndpointLink
+    _call: Call
+    _connection: Connection
+    _decoder: BatchDecoder
+    _timeout_s: float
+    _finish: Callable[[int], _Found]
+    _message_bytes: int | None = None
+    """Bytes of the answer's message. None until the message has arrived completely."""
+
+    def __post_init__(self) -> None:
+        self._deadline_s = time.monotonic() + self._timeout_s
 
     def fileno(self) -> int:
         """Return the descriptor that becomes readable when data arrives or the connection ends."""
@@ -434,7 +428,8 @@ class SentFetch(Generic[_Found]):
             ConnectionResetError, BrokenPipeError: The connection ended before the answer. The caller should `fetch`
                 the batch, as `EndpointLink.fetch` does over another connection.
         """
-        is_in_step = is_over = True
+        is_in_step = True  # whether the next answer on this connection will belong to the next request
+        is_over = True
         try:
             if not self._has_arrived():
                 if self.is_late:
@@ -450,12 +445,10 @@ class SentFetch(Generic[_Found]):
             raise
         except OSError as error:
             is_in_step = False
-            if self._call.is_cancelled:
-                raise CallFailedError(Fault.CANCELLED, str(error)) from error
-            has_begun = self._message_bytes is not None
-            if isinstance(error, ConnectionResetError | BrokenPipeError) and not has_begun:
+            fault = _fault_of(self._call, self._message_bytes is not None)
+            # Perhaps only the idle connection had ended, so the caller tries another one.
+            if isinstance(error, ConnectionResetError | BrokenPipeError) and fault is Fault.UNREACHABLE:
                 raise
-            fault = Fault.CUT_OFF if has_begun else Fault.UNREACHABLE
             raise CallFailedError(fault, self._link.why_ended or str(error)) from error
         except BaseException:
             is_in_step = False
@@ -490,6 +483,15 @@ class SentFetch(Generic[_Found]):
                 return False
             decoder.filled(size)
         return True
+
+
+def _fault_of(call: Call, has_begun: bool) -> Fault:
+    """Return the fault of a fetch whose connection failed. ``has_begun``: whether a part of the answer has arrived."""
+    if call.is_cancelled:
+        return Fault.CANCELLED
+    if has_begun:
+        return Fault.CUT_OFF
+    return Fault.UNREACHABLE if call.is_sent else Fault.UNSENT
 
 
 def _late(timeout_s: float) -> CallFailedError:

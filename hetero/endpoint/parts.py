@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from hetero.batches.request import BatchRequest, Helper
-from hetero.endpoint.failures import record_of
 from hetero.endpoint.link import Call, EndpointLink
 from hetero.errors import DatasetError
 from hetero.system.waits import MAX_BACKOFF_S
@@ -127,6 +126,7 @@ class Links:
             each.close()
 
     def _forget(self, helper: Helper, link: EndpointLink) -> None:
+        """Close a link that has failed. The next part for the helper gets a new link."""
         with self._lock:
             if self._links.get(helper) is link:
                 del self._links[helper]
@@ -154,6 +154,7 @@ class Part:
         self.has_ended = False
         """Whether the part has arrived or its helper has failed."""
         self.is_failed = False
+        """Whether the part has ended without samples that can be used, so this endpoint computes them."""
         self._is_cancelled = False
         self._call: Call | None = None
 
@@ -198,19 +199,15 @@ class Parts:
         self._links = links
         self._on_refused = on_refused
         self._changed = threading.Condition()
-        self._parts: list[Part] = []
+        self.asked: list[Part] = []
+        """The parts that were asked for."""
         self.num_taken = 0
         """Parts whose samples are in the batch."""
 
     @property
-    def all(self) -> tuple[Part, ...]:
-        """The parts that were asked for."""
-        return tuple(self._parts)
-
-    @property
     def missing(self) -> list[Part]:
         """The parts whose samples are not in the batch yet."""
-        return [part for part in self._parts if part.missing]
+        return [part for part in self.asked if part.missing]
 
     def ask(self, helper: Helper, positions: Sequence[int]) -> None:
         """Ask an endpoint for the samples at some positions, in one or several parts. Does not block.
@@ -219,10 +216,11 @@ class Parts:
             helper: The endpoint.
             positions: The positions, which no other part has.
         """
-        size = max(_SMALL_PART, -(-len(positions) // _MAX_PER_HELPER))
-        for begin in range(0, len(positions), size):
-            part = Part(helper, positions[begin : begin + size])
-            self._parts.append(part)
+        # Divide by `_MAX_PER_HELPER` and round up, so that no more parts than this are needed.
+        part_samples = max(_SMALL_PART, math.ceil(len(positions) / _MAX_PER_HELPER))
+        for begin in range(0, len(positions), part_samples):
+            part = Part(helper, positions[begin : begin + part_samples])
+            self.asked.append(part)
             thread = threading.Thread(target=self._fetch, args=(part,), name=f"part-{helper.endpoint_id}", daemon=True)
             try:
                 thread.start()
@@ -252,22 +250,23 @@ class Parts:
             # Compute samples of a part that has failed first, because the other parts may still arrive.
             part = next((part for part in missing if part.is_failed), missing[-1])
             yield part.missing.pop()
+            # All samples of the part are computed here, so the part is no longer needed.
             if not part.missing:
                 part.cancel()
 
     def give_up(self) -> None:
         """Cancel the parts that have not arrived. Any thread."""
-        for part in self._parts:
+        for part in self.asked:
             part.cancel()
 
     def begin_again(self) -> None:
         """Cancel the parts that have not arrived, and forget all."""
         self.give_up()
-        self._parts = []
+        self.asked = []
         self.num_taken = 0
 
     def _take(self, part: Part, samples: list[Any]) -> None:
-        """Put the samples of a part that has ended into the list. If it failed, mark it, so they are computed here."""
+        """Put the samples of a part that has ended into the list. If the part has failed, set ``is_failed`` instead."""
         found, problem = None, part.problem
         if part.decoder is not None:
             try:
@@ -284,36 +283,36 @@ class Parts:
                 self._on_refused()
             return
         self.num_taken += 1
+        # This endpoint may have computed some samples of the part already. Take only the missing ones.
         by_position = dict(zip(part.positions, found, strict=True))
         for position in part.missing:
             samples[position] = by_position[position]
         part.missing.clear()
 
     def _fetch(self, part: Part) -> None:
-        """Ask a helper for its part, and wait for it. Runs in a thread of the part."""
+        """Ask a helper for its part, and wait for the answer. Raises nothing. Runs in a thread of the part."""
         problem = ""
         try:
             limits = self._limits_of(part)
-            message = requests.serialize(
-                dataclasses.replace(
-                    self._request,
-                    work=self._request.work.part(part.positions),
-                    verify=False,
-                    compression=None,
-                    helpers=(),
-                    owners=None,
-                    is_part=True,
-                ),
-                limits,
+            request = dataclasses.replace(
+                self._request,
+                work=self._request.work.part(part.positions),
+                verify=False,
+                compression=None,
+                helpers=(),
+                owners=None,
+                is_part=True,
             )
+            message = requests.serialize(request, limits)
             decoder = BatchDecoder(limits, request=message)
             self._links.fetch(part.helper, message, decoder, on_call=part.on_call)
             part.decoder = decoder
         except Exception as error:  # noqa: BLE001 - the asking endpoint computes the part then
             # Keep only the text, because the exception refers to frames that hold the samples.
             problem = str(error) or type(error).__name__
-            # The samples cannot be sent, so no helper will be asked for parts of this data set again.
-            part.is_refused = isinstance(error, DatasetError) and record_of(error).stage == "encode"
+            # A failure in the stage "encode" means that the helper has computed the samples, and cannot send them. No
+            # helper will be asked for parts of this data set again.
+            part.is_refused = isinstance(error, DatasetError) and error.record.stage == "encode"
         with self._changed:
             part.conclude(problem)
             self._changed.notify_all()

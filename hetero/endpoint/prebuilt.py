@@ -1,4 +1,8 @@
-"""Data sets that are built once for all endpoints of a host, before the endpoints are forked. The endpoint's side."""
+"""Data sets that are built once for all endpoints of a host, before the endpoints are forked.
+
+An endpoint uses this module to announce data sets and to build them. `hetero.pool.builder` is the process that builds
+them once.
+"""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Reply:
         is_sent = False
         try:
             if answer is not None:
-                message, payload, is_spoilt = self._parts(answer)
+                message, payload, is_spoilt = self._to_send(answer)
                 self._connection.send(message, payload)
                 is_sent = not is_spoilt
             return is_sent
@@ -95,14 +95,14 @@ class Reply:
         If the kernel does not take all of it at once, a new thread sends the rest.
         """
         with self._lock:
-            # The reader has left.
-            if self._is_ended:
+            if self._is_ended:  # the reader has left
                 return
             is_batch = False
             try:
                 if answer is None:
                     raise ConnectionAbortedError("there is no answer")
-                message, payload, is_spoilt = self._parts(answer)
+                message, payload, is_spoilt = self._to_send(answer)
+                # A new thread sends a large batch completely, because sending it would take this thread too long.
                 if sum(map(len, payload)) <= AT_ONCE_BYTES:
                     send_rest = self._connection.send_now(message, payload)
                 else:
@@ -134,16 +134,18 @@ class Reply:
         """End the reply, because the reader has left. Then no other thread uses the connection. Idempotent."""
         with self._lock:
             cancel, sender = self._cancel, self._sender
+            # A thread that sends the rest ends the reply itself.
             if not self._is_ended and sender is None:
                 self._end(is_batch=False)
+        # After the shutdown the thread fails at once. The lock must be free, or the thread could not end the reply.
         if sender is not None:
             self._connection.shut_down()
             sender.join()
         elif cancel is not None:
             cancel()
 
-    def _parts(self, answer: EncodedBatch | bytes) -> tuple[bytes, Sequence[memoryview], bool]:
-        """Return the message, the payload, and whether they were damaged on purpose."""
+    def _to_send(self, answer: EncodedBatch | bytes) -> tuple[bytes, Sequence[memoryview], bool]:
+        """Return the message, the payload, and whether they were damaged on purpose for a test."""
         if not isinstance(answer, EncodedBatch):
             return answer, (), False
         spoilt = None if self._spoil is None else self._spoil(answer)
@@ -161,6 +163,7 @@ class Reply:
         self._end(is_batch=is_batch)
 
     def _end(self, *, is_batch: bool) -> None:
+        """Record that the request has ended, and wake the thread in `wait`. Called once."""
         # The connection's thread keeps the reply while it waits for the next request. So drop `_cancel`, which keeps
         # the batch in memory.
         self._is_ended, self._cancel = True, None

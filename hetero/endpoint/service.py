@@ -25,9 +25,10 @@ from hetero.datasets import get_factory
 from hetero.endpoint.batches import Experience, RequestedBatch
 from hetero.endpoint.compute import Compute, Task
 from hetero.endpoint.delivery import Delivery
-from hetero.endpoint.failures import Failures, UnpreparedError, record_of
+from hetero.endpoint.failures import Failures, UnpreparedError
 from hetero.endpoint.gathering import Gathering
 from hetero.endpoint.link import EndpointLink
+from hetero.endpoint.options import EndpointOptions
 from hetero.endpoint.parts import Links
 from hetero.endpoint.prebuilt import Prebuilt, build, is_shareable
 from hetero.endpoint.replies import LATER, Answer, Later, Reply
@@ -74,13 +75,8 @@ class DataServicer:
 
     Args:
         compute: Runs the user's code.
-        address: Numeric address for the connections that carry batches.
+        options: The endpoint's settings.
         max_requests: Largest number of requests in progress.
-        name: Name of this endpoint, for the user's errors: ``algo-1/0``.
-        worker_index: Number of this endpoint on its host, from 0.
-        num_workers: Endpoints of this host.
-        sample_time_s: Emulated seconds per sample, 0 for real time only.
-        limits: Bounds of requests and batches.
         transport: How readers connect for batches.
         on_build: Called on a compute thread, with False when the build of a data set begins and True when it has ended.
         prebuilt: Data sets that were built before this process was forked.
@@ -97,14 +93,9 @@ class DataServicer:
     def __init__(
         self,
         compute: Compute,
+        options: EndpointOptions,
         *,
-        address: str,
         max_requests: int,
-        name: str,
-        worker_index: int,
-        num_workers: int,
-        sample_time_s: float,
-        limits: Limits,
         transport: Transport,
         on_build: Callable[[bool], None] = lambda has_ended: None,
         prebuilt: Mapping[DatasetSpec, Prebuilt] | None = None,
@@ -115,17 +106,14 @@ class DataServicer:
         self._announce = announce
         self._links = None if connect is None else Links(connect)
         self._compute = compute
-        self._name = name
-        self._failures = Failures(name)
+        self._options = options
+        self._failures = Failures(options.name)
         self._faults = {method: faults_at(method) for method in ("Prepare", "Attend")}
-        self._worker_index = worker_index
-        self._num_workers = num_workers
-        self._sample_time_s = sample_time_s
-        self._limits = limits
+        self._limits = Limits(max_batch_bytes=options.max_batch_bytes)
         self._on_build = on_build
         self._lock = threading.Lock()
         self._served: dict[DatasetSpec, _Served] = {}
-        self.delivery = Delivery(address, self._answer, max_requests=max_requests, transport=transport)
+        self.delivery = Delivery(options.address, self._answer, max_requests=max_requests, transport=transport)
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
         """Return the service for ``grpc.server``. Its methods get bytes and handle parsing errors themselves."""
@@ -156,8 +144,7 @@ class DataServicer:
                     return b""
                 reply: bytes = task.result()
             except DatasetError as error:
-                failure = requests.failure_to_proto(record_of(error))
-                reply = pb.PrepareReply(failure=failure).SerializeToString()
+                reply = pb.PrepareReply(failure=requests.failure_to_proto(error.record)).SerializeToString()
             return reply
 
     def _start_build(self, spec: DatasetSpec, expected: Sequence[DatasetSpec]) -> Task:
@@ -176,7 +163,7 @@ class DataServicer:
                         f"this endpoint already holds {MAX_DATASETS} data sets, because each choice of arguments makes "
                         "another one; register one data set with all samples, and choose among them with a sampler",
                         dataset=spec.name,
-                        host=self._name,
+                        host=self._options.name,
                         stage="build",
                     )
                 served = self._served[spec] = _Served()
@@ -194,12 +181,12 @@ class DataServicer:
         begin_s = time.monotonic()
         self._on_build(False)
         try:
-            prebuilt = self._prebuilt.get(spec) or build(spec, host=self._name)
+            prebuilt = self._prebuilt.get(spec) or build(spec, host=self._options.name)
             built = prebuilt.built
-            built.become_worker(self._worker_index, self._num_workers, host=self._name)
+            built.become_worker(self._options.index, self._options.num_endpoints, host=self._options.name)
             if spec not in self._prebuilt:
                 logger.info("built data set %s in %.1f s", spec, time.monotonic() - begin_s)
-            description = describe(built, host=self._name)
+            description = describe(built, host=self._options.name)
             served.built = built
         except BaseException as error:
             with self._lock:
@@ -207,7 +194,7 @@ class DataServicer:
                 del self._served[spec]
             if isinstance(error, DatasetError):
                 raise
-            raise dataset_error(error, dataset=spec.name, host=self._name, stage="build") from error
+            raise dataset_error(error, dataset=spec.name, host=self._options.name, stage="build") from error
         finally:
             self._on_build(True)
         return pb.PrepareReply(
@@ -220,6 +207,7 @@ class DataServicer:
         ).SerializeToString()
 
     def _find(self, spec: DatasetSpec) -> tuple[_Served, BuiltDataset]:
+        """Return a data set that is built here. Raise `UnpreparedError` if it is not."""
         with self._lock:
             served = self._served.get(spec)
         if served is None or served.built is None:
@@ -237,8 +225,8 @@ class DataServicer:
                 if not context.add_callback(ended.set):
                     return
                 yield pb.AttendReply(port=self.delivery.port, ticket=session_token).SerializeToString()
-                # The end of this call closes the reader's connections. So stay until the grace period is over, and not
-                # only until the drain begins.
+                # The end of this call closes the reader's connections. So stay until the reader has left, or the grace
+                # period of a stop is over.
                 while not ended.wait(POLL_S) and not self.delivery.is_stopped:
                     pass
             finally:
@@ -261,7 +249,7 @@ class DataServicer:
             built=built,
             experience=served.experience,
             limits=self._limits.within(message.max_batch_bytes),
-            name=self._name,
+            name=self._options.name,
             load=self._compute,
             links=self._links,
         )
@@ -274,6 +262,7 @@ class DataServicer:
             return self._compute_and_wait(wanted, wanted.compute, reply)
 
         def send(task: Task) -> None:
+            """Send the batch of a task that is done. Runs on the compute thread."""
             answer: Answer = None
             try:
                 answer = self._failures.answered(data, lambda: wanted.finish(task))
@@ -305,9 +294,10 @@ class DataServicer:
         return wanted.finish(task)
 
     def _submit(self, wanted: RequestedBatch, work: Callable[[Task], Any], **options: Any) -> Task:
+        """Queue the work for a request. Lower steps run first. ``options`` are arguments of `Compute.submit`."""
         request = wanted.request
         return self._compute.submit(
-            request.step, work, emulated_s=self._sample_time_s * request.work.num_samples, **options
+            request.step, work, emulated_s=self._options.sample_time_s * request.work.num_samples, **options
         )
 
 

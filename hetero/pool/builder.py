@@ -15,6 +15,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from hetero.documents.text import listing
@@ -35,6 +36,7 @@ Start = tuple[int, str, int]
 logger = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False)
 class Builder:
     """The fork server's view of its builder, which is a child process.
 
@@ -43,22 +45,18 @@ class Builder:
         building  --all data sets are built--> built (`has_built`)
         building  --a data set must not be shared, or the process ends--> refused (`refused`), and the process ended
         built     --`hand_over`--> the builder is the fork server
-
-    Args:
-        pid: Process id.
-        channel: Socket to the process.
-        specs: The data sets that the process builds.
     """
 
-    def __init__(self, pid: int, channel: socket.socket, specs: Sequence[DatasetSpec]) -> None:
-        self.pid = pid
-        self.channel = channel
-        self.specs = tuple(specs)
-        self.has_built = False
-        self.refused: tuple[DatasetSpec, ...] = ()
-        """Data sets that each endpoint has to build itself. Empty while the process builds, and if it has succeeded."""
-        self.why = ""
-        """Why these data sets are refused."""
+    pid: int
+    channel: socket.socket
+    """Socket to the process."""
+    specs: Sequence[DatasetSpec]
+    """The data sets that the process builds."""
+    has_built: bool = False
+    refused: Sequence[DatasetSpec] = ()
+    """Data sets that each endpoint has to build itself. Empty while the process builds, and if it has succeeded."""
+    why: str = ""
+    """Why these data sets are refused."""
 
     def follow(self) -> None:
         """Read the reports of the process, and find out whether it has ended. Does not block."""
@@ -68,12 +66,11 @@ class Builder:
         event, _ = packet
         if event["event"] == "built":
             self.has_built = True
-            return
-        if event["event"] == "refused":
+        elif event["event"] == "refused":
             self.refused, self.why = (self.specs[event["number"]],), event["why"]
             self.end()
         else:
-            # It is not known which data set ended the process, so none of them is tried again.
+            # The process has ended. It is not known which data set ended it, so none of them is tried again.
             self.refused, self.why = self.specs, f"the process that builds it {describe_exit_status(self.end())}"
 
     def hand_over(self, starts: Sequence[Start]) -> None:
@@ -87,7 +84,7 @@ class Builder:
         self.channel.close()
 
     def end(self) -> int:
-        """Kill the process, and so the processes that it has forked. Return its exit status."""
+        """Kill the process and return its exit status. The kernel kills the processes that it has forked too."""
         os.kill(self.pid, signal.SIGKILL)
         self.channel.close()
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
@@ -110,9 +107,9 @@ def build_all(specs: Sequence[DatasetSpec], channel: socket.socket, *, host: str
     prebuilt: dict[DatasetSpec, Prebuilt] = {}
     for number, spec in enumerate(specs):
         begin_s = time.monotonic()
-        why = _build_to_fork(spec, prebuilt, host)
-        if why:
-            channel.send(json.dumps({"event": "refused", "number": number, "why": why}).encode())
+        why_not = _build_for_forks(spec, prebuilt, host)
+        if why_not:
+            channel.send(json.dumps({"event": "refused", "number": number, "why": why_not}).encode())
             return None
         logger.info("built data set %s once for all endpoints in %.1f s", spec, time.monotonic() - begin_s)
     # Prepare before the fork server gets the report. Between the report and the forks, the host has no endpoints.
@@ -126,6 +123,7 @@ def receive_starts(channel: socket.socket) -> list[Start]:
     starts: list[Start] = []
     with channel:
         while True:
+            # `receive_packet` does not block, so wait for the packet here.
             select.select([channel], [], [])
             packet = receive_packet(channel)
             if packet is None:
@@ -137,29 +135,34 @@ def receive_starts(channel: socket.socket) -> list[Start]:
             starts.append((facts["index"], facts["incarnation"], descriptors[0]))
 
 
-def _build_to_fork(spec: DatasetSpec, prebuilt: dict[DatasetSpec, Prebuilt], host: str) -> str:
-    """Build a data set. Return why processes that have it must not be forked, empty if they may be."""
+def _build_for_forks(spec: DatasetSpec, prebuilt: dict[DatasetSpec, Prebuilt], host: str) -> str:
+    """Build a data set and put it into ``prebuilt``. Return why this process must not be forked now, empty if it may.
+
+    If the factory raises, return this as the reason, and put nothing into ``prebuilt``.
+    """
     limit_threads()
     # Take the state before the factory runs, because only files, memory and threads of the factory count.
-    files, maps, num_threads = open_files(), _shared_maps(), _num_threads()
+    files_before, maps_before, num_threads_before = open_files(), _shared_maps(), _num_threads()
     try:
         prebuilt[spec] = build(spec, host=host)
     except BaseException as error:  # noqa: BLE001 - each endpoint tries by itself, and reports the error
         text = first_line(error) if isinstance(error, HeteroError) else repr(error)
         return f"building it failed: {text[:200]}"
-    # A memory map that can only be read is harmless, because it has no position that processes would share. Shared
-    # memory that processes can write to is not harmless.
-    if made := _shared_maps() - maps:
-        return f"building it made memory that processes share ({listing(sorted(made))})"
-    if why := why_not_fork(files, "building it"):
-        return why
-    if _num_threads() > num_threads:
-        return "building it started threads"
-    return ""
+    # Shared memory that processes can write to is not safe. A memory map that can only be read is safe, because it has
+    # no position that processes would share.
+    if new_maps := _shared_maps() - maps_before:
+        return f"building it made memory that processes share ({listing(sorted(new_maps))})"
+    if why_not := why_not_fork(files_before, "building it"):
+        return why_not
+    # `why_not_fork` sees only the threads of Python.
+    return "building it started threads" if _num_threads() > num_threads_before else ""
 
 
 def _shared_maps() -> Counter[str]:
-    """Return the memory of this process that it can write to and that forked processes would share."""
+    """Return names of memory that this process can write to and that forked processes would share, with their number.
+
+    Several pieces of memory may have one name, so they are counted.
+    """
     return Counter(f"shared memory ({name})" for name, is_shared in mapped_files() if is_shared)
 
 

@@ -57,8 +57,10 @@ class PoolFigures:
         Endpoints report these numbers every 10 s, and when they end. None if no endpoint has reported them.
         """
         with self._changed:
-            found = [slot.memory for slot in self._slots if slot.memory is not None]
-        return (sum(own for own, _ in found), max(shared for _, shared in found)) if found else None
+            reported = [slot.memory for slot in self._slots if slot.memory is not None]
+        if not reported:
+            return None
+        return sum(private for private, _ in reported), max(shared for _, shared in reported)
 
     def statistics(self) -> dict[str, float]:
         """Return sums of the endpoints' statistics over all processes, including ended ones.
@@ -68,22 +70,23 @@ class PoolFigures:
         total: dict[str, float] = {}
         with self._changed:
             for slot in self._slots:
-                for part in (slot.past_statistics, slot.statistics):
-                    for name, value in part.items():
+                for statistics in (slot.past_statistics, slot.statistics):
+                    for name, value in statistics.items():
                         total[name] = total.get(name, 0) + value
         return total
 
     def counters(self) -> dict[str, int]:
         """Return this host's counters under the names that the report uses."""
         statistics = self.statistics()
-        rare = {
+        # These counters are left out if they are 0, because most data sets have no cache.
+        of_caches = {
             "parts of batches computed": int(statistics.get("num_parts", 0)),
             "samples taken from the cache": int(statistics.get("num_kept", 0)),
             "samples loaded for the cache": int(statistics.get("num_loaded", 0)),
             "damaged samples in the cache": int(statistics.get("num_damaged", 0)),
         }
         return {
-            **{name: count for name, count in rare.items() if count},
+            **{name: count for name, count in of_caches.items() if count},
             "authentication failures": int(statistics.get("auth_failures", 0)),
             "endpoint restarts": self.num_restarts,
             "stuck endpoints": self.num_stuck,

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from hetero.endpoint.endpoint import (
     configure_process,
@@ -88,35 +89,27 @@ logger = logging.getLogger(__name__)
 #   - The fork server: the builder and all endpoints die with it. The pool starts all again.
 
 
+@dataclass
 class _ForkServer:
-    """Executes the commands of the pool.
+    """Executes the commands of the pool."""
 
-    Args:
-        pool: The socket to the pool.
-        base: The settings of endpoints.
-        signals: Waits for the end signal and for the end of children.
-        reason: Why this process must not fork endpoints. Empty if it may.
-        prebuilt: The data sets that this process has built, if it is the builder.
-    """
+    pool: socket.socket
+    """The socket to the pool."""
+    base: EndpointOptions
+    """The settings of endpoints."""
+    signals: SignalWaiter
+    """Waits for the end signal and for the end of children."""
+    why_not_fork: str = ""
+    """Why this process must not fork endpoints. Empty if it may."""
+    prebuilt: Mapping[DatasetSpec, Prebuilt] = field(default_factory=dict)
+    """The data sets that this process has built, if it is the builder."""
 
-    def __init__(
-        self,
-        pool: socket.socket,
-        base: EndpointOptions,
-        signals: SignalWaiter,
-        *,
-        reason: str = "",
-        prebuilt: Mapping[DatasetSpec, Prebuilt] | None = None,
-    ) -> None:
-        self._pool = pool
-        self._base = base
-        self._signals = signals
-        self._reason = reason
-        self._prebuilt = prebuilt or {}
+    def __post_init__(self) -> None:
         self._children: list[EndpointProcess] = []
         self._builder: Builder | None = None
-        # With a single endpoint there is nothing to share.
-        may_share = not reason and not self._prebuilt and base.num_endpoints > 1
+        # Endpoints announce data sets to a fork server that may start a builder. The builder itself has built them
+        # already, and with a single endpoint there is nothing to share.
+        may_share = not self.why_not_fork and not self.prebuilt and self.base.num_endpoints > 1
         self._announcements = make_channel() if may_share else None
         """The two ends of the socket of announcements: for this process, and for its endpoints. None if closed."""
 
@@ -128,9 +121,9 @@ class _ForkServer:
             incarnation: Id of the process in the directory.
             output: Descriptor of the endpoint's output. This method closes it.
         """
-        options = dataclasses.replace(self._base, index=index, incarnation=incarnation)
+        options = dataclasses.replace(self.base, index=index, incarnation=incarnation)
         try:
-            start = self._start_fresh if self._reason else self._fork
+            start = self._start_fresh if self.why_not_fork else self._fork
             self._children.append(start(options, output))
         except OSError as error:
             # Report this like a process that has ended. Then the pool tries again after a back-off.
@@ -146,14 +139,14 @@ class _ForkServer:
             The exit status.
         """
         while True:
-            arrived = self._signals.wait(POLL_S, descriptors=self._descriptors())
+            arrived = self.signals.wait(POLL_S, descriptors=self._descriptors())
             self._reap()
             if end_signal() in arrived:
-                return self._stop(self._base.grace_s)
+                return self._stop(self.base.grace_s)
             self._follow_builds()
             if self._builder is not None and self._builder.has_built:
                 return self._hand_over(self._builder)
-            packet = receive_packet(self._pool)
+            packet = receive_packet(self.pool)
             if packet is None:
                 continue
             facts, descriptors = packet
@@ -169,10 +162,10 @@ class _ForkServer:
                 return self._stop(0.0)
 
     def _descriptors(self) -> tuple[int, ...]:
-        """Return the descriptors to wait for."""
-        announced = () if self._announcements is None else (self._announcements[0].fileno(),)
-        built = () if self._builder is None else (self._builder.channel.fileno(),)
-        return (self._pool.fileno(), *announced, *built)
+        """Return the descriptors to wait for: of the pool, of announcements, and of the builder."""
+        of_announcements = () if self._announcements is None else (self._announcements[0].fileno(),)
+        of_builder = () if self._builder is None else (self._builder.channel.fileno(),)
+        return (self.pool.fileno(), *of_announcements, *of_builder)
 
     # Endpoints
 
@@ -180,14 +173,16 @@ class _ForkServer:
         """Fork an endpoint. In the child, run the endpoint to its end."""
         server_pid = os.getpid()
         # If a builder may replace this endpoint, keep the output open, because the new process prints to the same pipe.
-        kept = None if self._announcements is None else os.dup(output)
+        kept_output = None if self._announcements is None else os.dup(output)
         with children_ignore_platform():
             pid = os.fork()
-        child = EndpointProcess(options.index, options.incarnation, pid, output=kept)
-        if pid:
+        child = EndpointProcess(options.index, options.incarnation, pid, output=kept_output)
+        if pid:  # this is the parent
             return child
 
         def run() -> int:
+            """Run the endpoint in the child. Return its exit status."""
+            # The child prints to the pipe of the endpoint: standard output and standard error.
             for descriptor in (1, 2):
                 os.dup2(output, descriptor)
             os.close(output)
@@ -195,12 +190,12 @@ class _ForkServer:
             channel = self._close_inherited()
             return run_endpoint(
                 options,
-                self._pool,
-                prebuilt=self._prebuilt,
+                self.pool,
+                prebuilt=self.prebuilt,
                 announce=None if channel is None else functools.partial(announce, channel),
             )
 
-        run_forked(run, server_pid, self._signals)
+        run_forked(run, server_pid, self.signals)
         raise AssertionError("unreachable")
 
     def _close_inherited(self) -> socket.socket | None:
@@ -222,16 +217,16 @@ class _ForkServer:
         """Start an endpoint as a new process, because this process must not be forked."""
         with children_ignore_platform():
             process = subprocess.Popen(
-                [sys.executable, "-m", "hetero.endpoint.endpoint", str(self._pool.fileno())],
+                [sys.executable, "-m", "hetero.endpoint.endpoint", str(self.pool.fileno())],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                pass_fds=(self._pool.fileno(),),
+                pass_fds=(self.pool.fileno(),),
             )
         assert process.stdin is not None
         with process.stdin as stdin:
             stdin.write(options.to_json())
-        return EndpointProcess(options.index, options.incarnation, process.pid, process=process)
+        return EndpointProcess(options.index, options.incarnation, process.pid, fresh=process)
 
     def _end(self, incarnation: str) -> None:
         """Ask one endpoint to end. The endpoint itself gives its requests in progress a grace period."""
@@ -241,6 +236,7 @@ class _ForkServer:
                 child.signal(end_signal())
 
     def _reap(self) -> None:
+        """Reap the endpoints that have ended, and report their ends to the pool."""
         for child in list(self._children):
             status = child.poll()
             if status is not None:
@@ -249,7 +245,7 @@ class _ForkServer:
                 self._tell_exit(child.index, child.incarnation, status)
 
     def _tell_exit(self, index: int, incarnation: str, status: int) -> None:
-        send_event(self._pool, "exited", index=index, incarnation=incarnation, status=status)
+        send_event(self.pool, "exited", index=index, incarnation=incarnation, status=status)
 
     # Data sets that are built once
 
@@ -287,18 +283,19 @@ class _ForkServer:
         ours, theirs = make_channel()
         with children_ignore_platform():
             pid = os.fork()
-        if pid:
+        if pid:  # this is the parent
             theirs.close()
             return Builder(pid, ours, specs)
 
         def run() -> int:
+            """Run the builder in the child. Return its exit status."""
             ours.close()
             channel = self._close_inherited()
             if channel is not None:
                 channel.close()
-            return _run_builder(self._base, self._pool, theirs, specs)
+            return _run_builder(self.base, self.pool, theirs, specs)
 
-        run_forked(run, server_pid, self._signals)
+        run_forked(run, server_pid, self.signals)
         raise AssertionError("unreachable")
 
     def _leave_to_endpoints(self) -> None:
@@ -307,10 +304,12 @@ class _ForkServer:
             # When this end is closed, the endpoints that wait at the other end go on.
             end.close()
         self._announcements = None
+        # No builder will replace the endpoints now, so their outputs need not stay open here.
         for child in self._children:
             child.close()
 
     def _log_refusal(self, spec: DatasetSpec, why: str) -> None:
+        """Log why a data set is not built once for all endpoints."""
         logger.info(
             "each endpoint builds its own data set %s, because %s. To skip the attempt to build it once, write "
             "@hetero.dataset(fork_built=False)",
@@ -337,7 +336,7 @@ class _ForkServer:
         self._leave_to_endpoints()
         self._children.clear()
         while (ended := exit_status(builder.pid)) is None:
-            if end_signal() in self._signals.wait(POLL_S):
+            if end_signal() in self.signals.wait(POLL_S):
                 os.kill(builder.pid, end_signal())
         if ended < 0:
             logger.warning("the process that has built data sets for all endpoints %s", describe_exit_status(ended))
@@ -354,12 +353,13 @@ class _ForkServer:
             child.signal(end_signal() if grace_s > 0 else signal.SIGKILL)
         deadline_s = time.monotonic() + grace_s
         while self._children and time.monotonic() < deadline_s:
-            self._signals.wait(min(POLL_S, max(0.0, deadline_s - time.monotonic())))
+            self.signals.wait(min(POLL_S, max(0.0, deadline_s - time.monotonic())))
             self._reap()
         for child in self._children:
             child.signal(signal.SIGKILL)
+        # The wait ends at once when a child ends, because that sends SIGCHLD.
         while self._children:
-            self._signals.wait(0.1)
+            self.signals.wait(0.1)
             self._reap()
         return int(ExitCode.OK)
 
@@ -409,7 +409,7 @@ def main() -> None:
             prepare_to_fork()
         with SignalWaiter((end_signal(), signal.SIGCHLD)) as signals:
             send_event(pool, "loaded", mode="fresh" if reason else "fork")
-            status = _ForkServer(pool, base, signals, reason=reason).serve()
+            status = _ForkServer(pool, base, signals, why_not_fork=reason).serve()
     except HeteroError as error:
         report_failure(pool, error)
         status = int(error.exit_code)

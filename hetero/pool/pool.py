@@ -61,7 +61,7 @@ class EndpointPool(PoolFigures):
         self._on_line = on_line or (lambda name, text: logger.info("%s: %s", name, text))
         make_liveness = functools.partial(Liveness, bound_s=options.stuck_s, build_bound_s=options.prepare_timeout_s)
         self._slots = [
-            Slot(index, f"{options.endpoint.host}/{self._word(index)}", make_liveness)
+            Slot(index, f"{options.endpoint.host}/{self._name_on_host(index)}", make_liveness)
             for index in range(options.endpoint.num_endpoints)
         ]
         self._num_wanted = len(self._slots) if options.num_at_start is None else options.num_at_start
@@ -96,8 +96,8 @@ class EndpointPool(PoolFigures):
         """
         if self._thread is not None:
             raise RuntimeError("the pool was started already")
-        # Call this before the thread below starts, because threads that start earlier keep giving freed memory back to
-        # the system. This took 92 us per sample of video. If this process is the trainer, it makes its readers later.
+        # Call this before the thread below starts. A thread that has allocated before keeps its own arena,
+        # which returns large blocks to the system. If this process is the trainer, its readers start later.
         keep_freed_memory()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector.register(self._wake_read, selectors.EVENT_READ, "wake")
@@ -144,6 +144,7 @@ class EndpointPool(PoolFigures):
         with self._changed:
             self._stop_grace_s = self._options.endpoint.grace_s if grace_s is None else grace_s
         self._wake()
+        # After the grace, the pool's thread kills the processes and waits until they are gone.
         self._thread.join(self._stop_grace_s + 15.0)
 
     def __enter__(self) -> EndpointPool:
@@ -154,11 +155,12 @@ class EndpointPool(PoolFigures):
         self.stop()
 
     def _wake(self) -> None:
+        """Wake the pool's thread, unless it has ended."""
         with self._changed, contextlib.suppress(BlockingIOError):  # the pipe is full, so the thread wakes anyway
             if self._wake_write >= 0:
                 os.write(self._wake_write, b"w")
 
-    def _word(self, index: int) -> str:
+    def _name_on_host(self, index: int) -> str:
         """Return the slot's name on its host."""
         return str(index)
 
@@ -182,7 +184,7 @@ class EndpointPool(PoolFigures):
                 self._end_what_is_not_wanted()
                 self._end_idle_starter()
                 self._start_what_is_due()
-                self._turn(POLL_S)
+                self._handle_events(POLL_S)
             self._shut_down(self._stop_grace_s)
         except BaseException as error:
             logger.exception("the endpoint pool failed")
@@ -199,8 +201,8 @@ class EndpointPool(PoolFigures):
                 self._wake_read = self._wake_write = -1
                 self._changed.notify_all()
 
-    def _turn(self, timeout_s: float) -> None:
-        """Wait for events and handle them."""
+    def _handle_events(self, timeout_s: float) -> None:
+        """Wait up to ``timeout_s`` seconds for events and output, and handle them. Also handle stuck endpoints."""
         # Take the time before reading. If this process is suspended after reading, later beats are still unread, and
         # must not count as missing.
         begin_s = time.monotonic()
@@ -212,6 +214,7 @@ class EndpointPool(PoolFigures):
                     self._take_events(self._starter)
             else:
                 self._outputs.read(key.data)
+        # While the pool stops, the grace period bounds how long an endpoint may take.
         if self._stop_grace_s is None:
             for slot in self._slots:
                 slot.check_liveness(begin_s)
@@ -224,7 +227,7 @@ class EndpointPool(PoolFigures):
         now_s = time.monotonic()
         if self._starter is None:
             # Start the fork server again if a restart has been given back.
-            if self._starter_awaits_restart and self._may_restart():
+            if self._starter_awaits_restart and self._take_restart():
                 self._starter_awaits_restart, self._starter_start_at_s = False, now_s
                 logger.warning("%s starts its endpoints again, because a restart was given back", self._host)
             is_due = self._starter_start_at_s is not None and now_s >= self._starter_start_at_s
@@ -233,9 +236,10 @@ class EndpointPool(PoolFigures):
                 with self._outputs.open(f"{self._host}/script", self._starter_lines) as write_end:
                     self._starter = self._make_starter(write_end)
                 self._selector.register(self._starter, selectors.EVENT_READ, "starter")
+        # The fork server starts endpoints only after it has imported the script.
         elif self._starter.loaded_s is not None:
             for slot in self._slots[: self._num_wanted]:
-                if slot.awaits_restart and self._may_restart():
+                if slot.awaits_restart and self._take_restart():
                     slot.awaits_restart, slot.start_at_s = False, now_s
                     logger.warning("endpoint %s is started again, because a restart was given back", slot.name)
                 if slot.start_at_s is not None and now_s >= slot.start_at_s and self._may_start(slot):
@@ -250,21 +254,24 @@ class EndpointPool(PoolFigures):
             if slot.is_started and slot.leaving_s is None:
                 slot.leave(now_s)
                 self._publish()
+        # An endpoint that is wanted again after it has left ends too, and starts anew.
         for slot in self._slots:
             if self._starter is not None and slot.may_end(now_s):
                 slot.was_asked_to_end = True
                 self._starter.end_endpoint(slot.incarnation)
 
     def _end_idle_starter(self) -> None:
-        """End the fork server if no endpoint is wanted or left. When an endpoint is wanted, it starts again."""
+        """End the fork server if no endpoint is wanted or left. It starts again when an endpoint is wanted.
+
+        This frees the memory of the libraries that the script imports.
+        """
         if self._starter is None or self._num_wanted or any(slot.is_started for slot in self._slots):
             return
-        # This frees the memory of the libraries that the script imports.
-        if self._starter.loaded_s is not None:
-            self._drop_starter()
-            self._starter_start_at_s = 0.0
+        self._drop_starter()
+        self._starter_start_at_s = 0.0
 
     def _take_events(self, starter: ProcessStarter) -> None:
+        """Act on the events that have arrived from the fork server and its endpoints."""
         for event in starter.events():
             if event["event"] != "gone":
                 self._on_event(starter, event)
@@ -353,6 +360,7 @@ class EndpointPool(PoolFigures):
         slot.start_at_s = self._time_to_restart(
             slot.name, status, explanation, slot.last_lines, num_crashes=slot.num_crashes + 1, is_last=is_last
         )
+        # Without a time, no restart was left. A crash whose restart must wait does not lengthen the next back-off.
         slot.awaits_restart = slot.start_at_s is None and self.failure is None
         slot.num_crashes += slot.start_at_s is not None
 
@@ -388,20 +396,23 @@ class EndpointPool(PoolFigures):
         """Return when to start an ended process again. None if no restart is left.
 
         If the process was the last one, and the host may not wait for a restart to be given back, the pool gives up.
+        ``num_crashes`` counts the crashes in a row, this one included. ``lines`` are the last lines of the output.
         """
         now_s = time.monotonic()
-        if self._may_restart():
+        if self._take_restart():
             wait_s = backoff_s(num_crashes)
             logger.warning("%s: %s %s; starting it again in %.1f s", self._host, name, explanation, wait_s)
             return now_s + wait_s
         if is_last and not self._may_wait():
-            self._give_up(name, status, explanation, lines)
+            failure = ChildFailure(name=name, exit_status=status, explanation=explanation, last_lines=tuple(lines))
+            self._fail(ChildFailedError(failure))
         else:
             when = self._budget.next_in_words(now_s)
             logger.error("%s: %s %s; no restarts are left%s", self._host, name, explanation, when)
         return None
 
-    def _may_restart(self) -> bool:
+    def _take_restart(self) -> bool:
+        """Use one restart of the budget, and count it. Return whether one was left."""
         if not self._budget.take(time.monotonic()):
             return False
         with self._changed:
@@ -418,6 +429,7 @@ class EndpointPool(PoolFigures):
         return since_s is not None and time.monotonic() - since_s >= self._options.stable_s
 
     def _retire(self, slot: Slot) -> None:
+        """Record that the process of a slot has ended."""
         # After a stable time, forget earlier crashes. Otherwise, an endpoint that crashes a few times within weeks
         # would come back after 10 s instead of at once.
         if self._is_stable(slot.ready_s):
@@ -436,14 +448,8 @@ class EndpointPool(PoolFigures):
             self.records = records
             self._has_served |= len(records) == self._num_wanted
             self._changed.notify_all()
+        # Call this without the lock, because the function may call methods of the pool.
         self._on_change(records)
-
-    def _give_up(self, name: str, status: int, explanation: str, lines: deque[str]) -> None:
-        self._fail(
-            ChildFailedError(
-                ChildFailure(name=name, exit_status=status, explanation=explanation, last_lines=tuple(lines))
-            )
-        )
 
     def _fail(self, error: HeteroError) -> None:
         """Give up for good: keep the first error, and plan no further starts."""
@@ -467,15 +473,14 @@ class EndpointPool(PoolFigures):
         self._publish()
         # If the fork server is still importing the script, it has no endpoints, and it would read the request to stop
         # only after the import. This would delay the end of a short job. So `_run` kills it.
-        if self._starter is None or self._starter.loaded_s is None:
+        starter = self._starter
+        if starter is None or starter.loaded_s is None:
             return
-        self._starter.stop(grace_s)
+        starter.stop(grace_s)
+        # The fork server kills its endpoints after the grace, and needs a moment to end. `_run` kills what is left.
         deadline_s = time.monotonic() + grace_s + 3.0
-        while self._is_running() and time.monotonic() < deadline_s:
-            self._turn(0.1)
-
-    def _is_running(self) -> bool:
-        return self._starter is not None
+        while self._starter is not None and time.monotonic() < deadline_s:
+            self._handle_events(0.1)
 
     def _drop_starter(self) -> None:
         """End the fork server if it lives, and wait until its children are gone."""

@@ -14,11 +14,11 @@ import signal
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from hetero.control.members.directory import EndpointRecord
+from hetero.system.process import is_suspended
 
-__all__ = ["LAST_LINES", "Action", "Liveness", "RestartBudget", "Slot", "is_suspended"]
+__all__ = ["LAST_LINES", "Action", "Liveness", "RestartBudget", "Slot"]
 
 LEAVE_S = 3.0
 """Seconds until the ranks of all hosts know that an endpoint leaves. This takes a heartbeat and a report."""
@@ -48,7 +48,9 @@ class Slot:
     """
 
     index: int
+    """Number of the endpoint on its host, from 0."""
     name: str
+    """Name in the directory and in messages: host and number, or host and kind of server."""
     make_liveness: Callable[[], Liveness]
     """Makes the `Liveness` of each new process."""
     liveness: Liveness = field(init=False)
@@ -97,6 +99,7 @@ class Slot:
         """Record the process's statistics, which are also a sign of life."""
         num_requests = statistics.pop("num_requests", 0)
         memory = int(statistics.pop("private_bytes", 0)), int(statistics.pop("shared_bytes", 0))
+        # Zeros mean that the process does not know its memory.
         self.memory = memory if any(memory) else self.memory
         self._idle_s = None if num_requests else now_s
         self.is_used = self.is_used or bool(num_requests or statistics.get("num_batches"))
@@ -144,6 +147,7 @@ class Slot:
         """
         if not self.pid:
             return
+        # Ask the system only about a late process, because this reads a file.
         suspended = self.liveness.is_late(now_s) and is_suspended(self.pid)
         action = self.liveness.next_action(now_s, suspended=suspended)
         age_s = self.liveness.age_s(now_s)
@@ -253,21 +257,12 @@ class Liveness:
         return self._beat_s is not None and self.age_s(now_s) > self._bound_s / 2
 
     def _suspended(self, now_s: float) -> Action:
+        """Record that the process is suspended. Return what to do: log this once, after the bound."""
         self._is_suspended = True
         if self._was_logged or self.age_s(now_s) <= self._bound_s:
             return Action.NOTHING
         self._was_logged = True
         return Action.LOG_SUSPENDED
-
-
-def is_suspended(pid: int) -> bool:
-    """Return whether a signal or a debugger has stopped the process, False if the process does not exist."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return False
-    # Split at the last bracket, because the name of the process, which is in brackets, may contain any character.
-    return stat.rpartition(")")[2].split()[0] in ("T", "t")
 
 
 class RestartBudget:

@@ -153,9 +153,8 @@ class ForkServer:
         return self._process.poll()
 
     def end(self) -> None:
-        """Kill the fork server if it runs. The kernel then kills its endpoints."""
-        if self._process.poll() is None:
-            self._process.kill()
+        """Kill the fork server if it runs, and reap it. The kernel then kills its endpoints."""
+        self._process.kill()
         self._process.wait()
         self._socket.close()
 
@@ -163,6 +162,7 @@ class ForkServer:
         self._send(json.dumps(message).encode(), *descriptors)
 
     def _send(self, packet: bytes, *descriptors: int) -> None:
+        """Send a packet and copies of descriptors to the fork server."""
         try:
             socket.send_fds(self._socket, [packet], list(descriptors))
         except OSError as error:
@@ -208,11 +208,13 @@ class Outputs:
 
     def read(self, source: LineSource, *, max_reads: int = 1) -> None:
         """Pass a process's new lines to ``on_line``, and close the output at its end. Ignore a closed output."""
+        # An event that was handled before in the same round may have closed the output.
         if source in self._open and not source.read(max_reads):
             self._close(source)
 
     def drain(self, name: str) -> None:
         """Pass the remaining lines of a process that has ended to ``on_line``."""
+        # Bound the reads, because a child of the process may still write.
         for source in [each for each in self._open if each.name == name]:
             self.read(source, max_reads=16)
 
@@ -258,7 +260,9 @@ def start_module(
 
 def child_environment(options: PoolOptions) -> dict[str, str]:
     """Return the environment of the processes. It contains the token's path, never the token."""
+    # gRPC's fork handlers may deadlock, and the processes fork only without channels (`hetero.wire.channels`).
     environment = {**os.environ, **thread_limits(), **options.environment, "GRPC_ENABLE_FORK_SUPPORT": "false"}
+    # The last lines of a process that is killed must not stay in its buffer.
     environment["PYTHONUNBUFFERED"] = "1"
     if options.token_path is None:
         environment.pop(TOKEN_FILE_VARIABLE, None)

@@ -95,6 +95,7 @@ class ServicePool(EndpointPool):
     def describe(self) -> str:
         """Return what this host serves once it is ready, for example ``2 workers of tf.data.service``."""
         words = ["a dispatcher"] if self._service.has_dispatcher else []
+        # Only the host of the dispatcher has planned workers, so the first word is the dispatcher.
         if unresolved := self._unresolved():
             words[0] += f" (once the address of {', '.join(unresolved)} is known)"
         num_workers = self._service.endpoint.num_endpoints - self._service.has_dispatcher
@@ -109,8 +110,9 @@ class ServicePool(EndpointPool):
             self._servers.dispatcher = address
             self._wake()
 
-    def _word(self, index: int) -> str:
+    def _name_on_host(self, index: int) -> str:
         kind = self._kind(index)
+        # Workers are numbered from 0, also after a dispatcher, which has the first slot.
         return kind if kind == TF_DISPATCHER else f"{kind}-{index - self._service.has_dispatcher}"
 
     def _kind(self, index: int) -> str:
@@ -126,6 +128,7 @@ class ServicePool(EndpointPool):
         return self._servers
 
     def _may_start(self, slot: Slot) -> bool:
+        # A dispatcher needs the addresses of all workers, and a worker the address of the dispatcher.
         return not self._unresolved() if self._kind(slot.index) == TF_DISPATCHER else bool(self._servers.dispatcher)
 
     def _start_what_is_due(self) -> None:
@@ -134,8 +137,8 @@ class ServicePool(EndpointPool):
 
     def _publish(self) -> None:
         for slot in self._slots:
+            # With a journal, a restarted dispatcher continues, so it counts as the same incarnation.
             if slot.record is not None and slot.record.kind == TF_DISPATCHER and self._service.work_dir is not None:
-                # With a journal, a restarted dispatcher continues, so it counts as the same incarnation.
                 slot.record = dataclasses.replace(slot.record, incarnation=f"{self._launch}-journal")
         super()._publish()
 
@@ -206,6 +209,7 @@ class _Servers:
         configuration = {
             "index": index,
             "incarnation": incarnation,
+            # A restarted server gets its old port, so that its clients find it. At the first start, any free port.
             "port": self._ports.get(index, 0),
             "dispatcher": dispatcher,
             "worker_address": join_address(self._options.endpoint.address, _ANY_PORT),
@@ -260,11 +264,13 @@ class _Servers:
         if self._end_by_s is None:
             return None
         has_workers = any(_kind(self._options, server.index) == TF_WORKER for server in self._running.values())
-        if self._running and time.monotonic() >= self._end_by_s:
+        if time.monotonic() >= self._end_by_s:
             for server in self._running.values():
                 server.process.kill()
-        elif self._running and not has_workers and not self._has_asked_dispatcher:
+        # Ask the dispatcher after the last worker has ended, because the workers need the dispatcher until then.
+        elif not has_workers and not self._has_asked_dispatcher:
             self._has_asked_dispatcher = True
+            # The workers may have used up the grace, so give the dispatcher its own time.
             self._end_by_s = max(self._end_by_s, time.monotonic() + END_TIMEOUT_S)
             self._ask_to_end(TF_DISPATCHER)
         return None if self._running else 0
@@ -289,10 +295,11 @@ class _Servers:
                 server.socket.shutdown(socket.SHUT_WR)
 
     def _ended(self, server: _Server) -> dict[str, Any]:
-        """Close the socket of a process and reap the process. Return its ``exited`` event."""
+        """Close the socket of a process that is about to end, and reap the process. Return its ``exited`` event."""
         self._poller.unregister(server.socket)
         del self._running[server.socket.fileno()]
         server.socket.close()
+        # The process has closed its end of the socket. If it does not end soon, kill it.
         try:
             status = server.process.wait(END_TIMEOUT_S)
         except subprocess.TimeoutExpired:

@@ -85,6 +85,7 @@ def _start(configuration: dict[str, Any]) -> Any:
                 work_dir=configuration["work_dir"],
                 fault_tolerant_mode=configuration["work_dir"] is not None,
                 worker_timeout_ms=int(configuration["worker_timeout_s"] * 1000),
+                # The address of a host appears once for each of its workers.
                 worker_addresses=[
                     address for address, number in configuration["worker_addresses"] for _ in range(number)
                 ],

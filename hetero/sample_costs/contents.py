@@ -42,6 +42,7 @@ def measure_contents(batches: Sequence[tuple[Any, int]], *, batch_samples: int) 
     except ConfigError:  # the batch cannot be sent
         return Contents(leaves=leaves)
     total_samples = sum(count for _, count in batches)
+    # The payload grows with the number of samples. The header is sent once for a whole batch.
     wire_bytes = payload_bytes / total_samples + header_bytes / max(batch_samples, num_samples)
     codecs = tuple(_codec(name, batches) for name in COMPRESSIONS if is_installed(name) and payload_bytes)
     return Contents(
@@ -50,21 +51,20 @@ def measure_contents(batches: Sequence[tuple[Any, int]], *, batch_samples: int) 
 
 
 def _leaves(batches: Sequence[tuple[Any, int]]) -> tuple[LeafProfile, ...]:
-    """Return the leaves of the batches with their dtypes, and their mean bytes per sample."""
+    """Return the first leaves of the batches, each with its dtype and its mean bytes per sample."""
     total_samples = sum(count for _, count in batches)
-    sizes: dict[str, int] = {}
-    fits: dict[str, bool] = {}
-    dtypes: dict[str, str] = {}
+    arrays_of: dict[str, list[Any]] = {}
     for batch, _ in batches:
         for path, array in _arrays(batch, ""):
-            sizes[path] = sizes.get(path, 0) + array.nbytes
-            dtypes[path] = str(array.dtype).removeprefix("torch.")
-            fits[path] = fits.get(path, True) and _fits_uint8(array)
+            arrays_of.setdefault(path, []).append(array)
     return tuple(
         LeafProfile(
-            path=path[:200], dtype=dtypes[path], bytes_per_sample=sizes[path] / total_samples, fits_uint8=fits[path]
+            path=path[:200],
+            dtype=str(arrays[-1].dtype).removeprefix("torch."),
+            bytes_per_sample=sum(array.nbytes for array in arrays) / total_samples,
+            fits_uint8=all(map(_fits_uint8, arrays)),
         )
-        for path in list(sizes)[:_MAX_LEAVES]
+        for path, arrays in list(arrays_of.items())[:_MAX_LEAVES]
     )
 
 
@@ -95,11 +95,13 @@ def _fits_uint8(array: Any) -> bool:
         return False
     if array.dtype.kind not in "iuf" or array.dtype.itemsize == 1 or not array.size:
         return False
+    # Look at no more than twice `_MAX_VALUES` values, at equal distances. All values of a video would take seconds.
     values = np.ravel(array)[:: max(1, array.size // _MAX_VALUES)].astype(np.float64)
     if not np.isfinite(values).all() or values.min() < 0 or values.max() > 255:
         return False
     if (values == np.rint(values)).all():
         return True
+    # If all values times 255 are integers up to rounding, the values are integers that were divided by 255.
     scaled = values * 255
     return bool(values.max() <= 1 and (np.abs(scaled - np.rint(scaled)) < _TOLERANCE).all())
 
@@ -116,6 +118,7 @@ def _codec(name: str, batches: Sequence[tuple[Any, int]]) -> CodecProfile:
             pieces, sizes = compress_leaf(leaf.data, encoder)
             encode_s += time.thread_time() - begin_s
             for piece, size, raw_size in zip(pieces, sizes, raw_block_sizes(leaf.nbytes), strict=True):
+                # A size of 0 means that the block is sent uncompressed.
                 if size:
                     # Allocate before the clock starts, because a reader already has its memory.
                     room = memoryview(bytearray(raw_size))

@@ -53,12 +53,15 @@ class Fetcher:
         self._built: BuiltDataset | None = None
 
     def serve(self) -> None:
-        """Execute commands. Blocks."""
+        """Execute commands until the channel is closed. Blocks.
+
+        The field ``do`` of a command names a method of this class. The other fields are the arguments of the method.
+        """
         limit_threads()
         while True:
             try:
                 command = self._channel.receive(None)
-            except HeteroError:
+            except HeteroError:  # the channel is closed
                 return
             try:
                 self._channel.send(getattr(self, f"do_{command.pop('do')}")(**command))
@@ -95,7 +98,8 @@ class Fetcher:
         """
         assert self._built is not None
         parts = list(split(self._requests, chunk))
-        begin = self._index * len(parts) // self._options.num_processes  # processes fetch different samples
+        # Each process begins at another part, because processes of a job fetch different samples.
+        begin = self._index * len(parts) // self._options.num_processes
         num_samples, num_failures = 0, 0
         begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
         for request in itertools.cycle([*parts[begin:], *parts[:begin]]):
@@ -104,6 +108,7 @@ class Fetcher:
             try:
                 batch = fetch(self._built, request)
             except DatasetError:
+                # If all parts raise, there is nothing to measure.
                 num_failures += 1
                 if num_failures > len(parts):
                     raise

@@ -1,8 +1,8 @@
 """The process that measures what samples cost on one host: ``python -m hetero.sample_costs.measuring FD``.
 
 The process imports the user's script once, as a fork server does, and forks fetchers. First, one fetcher alone measures
-single samples. Then 1, 2, 4, ... fetchers fetch at the same time in short bursts. After the first fetcher has built the
-data set, everything takes about 25 s.
+single samples. Then 1, 2, 4, ... fetchers fetch at the same time in short bursts. The measurements take about 25 s. The
+import of the script and the build of the data set come before them.
 """
 
 from __future__ import annotations
@@ -74,17 +74,17 @@ class _Fetchers:
             prepare_to_fork()
 
     def start(self, count: int) -> None:
-        """Start fetchers until there are ``count``, and let the new ones build the data set."""
-        new = []
-        while len(self.channels) < count:
-            index = len(self.channels)
+        """Start fetchers until there are ``count``. They have imported the script, but have not built the data set."""
+        num_before = len(self.channels)
+        start = self._spawn if self._must_spawn else self._fork
+        for index in range(num_before, count):
             channel, theirs = Channel.pair(f"fetcher {index}")
-            (self._spawn if self._must_spawn else self._fork)(channel, theirs, index)
+            start(channel, theirs, index)
             self.channels.append(channel)
-            new.append(channel)
-        # Wait after the loop and not in it, because the new processes import the script at the same time.
-        for channel in new:
-            if self._must_spawn:
+        # A spawned process imports the script itself, and reports the end of the import. Wait after the loop and not in
+        # it, because the processes import the script at the same time.
+        if self._must_spawn:
+            for channel in self.channels[num_before:]:
                 channel.receive(_BUILD_S)
 
     def ask(self, channels: Sequence[Channel], timeout_s: float, **command: Any) -> list[dict[str, Any]]:
@@ -126,6 +126,7 @@ class _Fetchers:
             exit_process(int(ExitCode.OK))
 
     def _spawn(self, channel: Channel, theirs: socket.socket, index: int) -> None:
+        """Start a fetcher as a new process, and send it the options."""
         with theirs:
             command = [sys.executable, "-m", "hetero.sample_costs.fetcher", str(theirs.fileno())]
             process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
@@ -140,9 +141,10 @@ def measure_host(options: CostOptions, progress: Callable[[str], object]) -> Hos
         options: What to measure.
         progress: Called with the name of the next measurement.
     """
-    part = HostPart()
     notes: list[str] = []
+    supply: SupplyProfile | None = None
     contents: Contents | None = None
+    receive_cpu_s_per_gb: Figure | None = None
     if options.work is not None:
         # What samples cost, in processes like endpoints.
         progress(f"importing {options.script}")
@@ -151,12 +153,11 @@ def measure_host(options: CostOptions, progress: Callable[[str], object]) -> Hos
             load_script(options.script, options.script_args, host=options.host, is_module=options.is_module)
             configure_process("WARNING")
             supply, contents = _measure_costs(options, before, progress, notes)
-            part = dataclasses.replace(part, supply=supply, contents=contents)
         except (HeteroError, OSError) as error:
             logger.warning("samples were not measured on %s: %s", options.host, error)
             notes.append(f"Samples were not measured on {options.host}: {first_line(error)}")
     elif options.emulated_sample_s is not None:
-        part = dataclasses.replace(part, supply=emulated_costs(options))
+        supply = emulated_costs(options)
     # Measure what receiving costs, with leaves of the sizes that were measured above.
     leaf_bytes = list(options.batch_bytes)
     if contents is not None and options.work is not None:
@@ -165,18 +166,20 @@ def measure_host(options: CostOptions, progress: Callable[[str], object]) -> Hos
         progress("receiving")
         try:
             value = _receive(leaf_bytes, seconds=options.burst_s)
-            part = dataclasses.replace(part, receive_cpu_s_per_gb=Figure(value=value, unit="s/GB", basis="measured"))
+            receive_cpu_s_per_gb = _figure(value, "s/GB")
         except (HeteroError, OSError) as error:
             notes.append(f"The CPU time of receiving was not measured: {first_line(error)}")
-    return dataclasses.replace(part, notes=tuple(notes))
+    return HostPart(supply=supply, contents=contents, receive_cpu_s_per_gb=receive_cpu_s_per_gb, notes=tuple(notes))
 
 
 def burst_sizes(num_processes: int) -> list[int]:
     """Return the numbers of processes of the bursts: 1, 2, 4, ... and the largest number."""
-    sizes = [1]
-    while 2 * sizes[-1] < num_processes:
-        sizes.append(2 * sizes[-1])
-    return sizes if num_processes == 1 else [*sizes, num_processes]
+    sizes = []
+    size = 1
+    while size < num_processes:
+        sizes.append(size)
+        size *= 2
+    return [*sizes, num_processes]
 
 
 def most_processes(num_cpus: int, measured: SupplyProfile) -> int:
@@ -188,6 +191,7 @@ def most_processes(num_cpus: int, measured: SupplyProfile) -> int:
     cpu_s = measured.sample_cpu_s.mean + measured.batch_cpu_s.mean
     if cpu_s <= 0:
         return num_cpus
+    # For each second on the CPU, a process waits ``sample_wait_s / cpu_s`` seconds, in which others can use the CPU.
     per_cpu = min(_MAX_PER_CPU, 1 + measured.sample_wait_s.mean / cpu_s)
     return max(num_cpus, min(_MAX_PROCESSES, int(num_cpus * per_cpu)))
 
@@ -212,7 +216,14 @@ def emulated_costs(options: CostOptions) -> SupplyProfile:
 def _measure_costs(
     options: CostOptions, before: Mapping[int, str], progress: Callable[[str], object], notes: list[str]
 ) -> tuple[SupplyProfile, Contents]:
-    """Measure what samples cost, with one fetcher and then with several. Add texts for the user to ``notes``."""
+    """Measure what samples cost, with one fetcher and then with several. Add texts for the user to ``notes``.
+
+    Args:
+        options: What to measure.
+        before: What `open_files` returned before the script was imported.
+        progress: Called with the name of the next measurement.
+        notes: Gets the texts.
+    """
     is_emulated = options.emulated_sample_s is not None
     fetchers = _Fetchers(options, before)
     try:
@@ -254,7 +265,7 @@ def _bursts(
     notes: list[str],
 ) -> Iterator[ConcurrencyPoint]:
     """Yield the rates of 1, 2, 4, ... fetchers that fetch at the same time."""
-    # The number of processes that time and memory allow.
+    # Find the largest number of processes: as many as are useful, unless time or memory allow fewer.
     num_processes = most_processes(options.num_processes, measured)
     if build_s > _LONG_BUILD_S and num_processes > 1:
         notes.append(
@@ -269,7 +280,9 @@ def _bursts(
     sizes = burst_sizes(num_processes)
     seconds = min(options.burst_s, _BURSTS_S / len(sizes))
     sample_s = measured.sample_cpu_s.mean + measured.sample_wait_s.mean + measured.batch_cpu_s.mean
+    # A burst ends only between two chunks, so a chunk takes a quarter of the burst at most.
     chunk = max(1, int(min(CHUNK_S, seconds / 4) / max(sample_s, 1e-9)))
+    # A slow sample may take much longer than the mean one.
     timeout_s = _ANSWER_S + 100 * sample_s
     for size in sizes:
         progress(f"{size} of {num_processes} processes")
@@ -289,19 +302,24 @@ def _bursts(
 
 
 def _num_within_memory(fetchers: _Fetchers) -> int:
-    """Return how many fetchers fit into the free memory. This is computed from the memory of the first fetcher."""
-    private = fetchers.ask(fetchers.channels[:1], _ANSWER_S, do="memory")[0]["private"]
-    if not private:
+    """Return how many fetchers fit into the free memory, if each takes as much private memory as the first one."""
+    private_bytes = fetchers.ask(fetchers.channels[:1], _ANSWER_S, do="memory")[0]["private"]
+    if not private_bytes:  # the system does not say, so nothing is known
         return sys.maxsize
-    free = psutil.virtual_memory().available
+    free_bytes = psutil.virtual_memory().available
     group = memory_use()
     if group is not None and group.limit_bytes is not None:
-        free = min(free, group.limit_bytes)
-    return max(1, int(_MEMORY_SHARE * free / private))
+        free_bytes = min(free_bytes, group.limit_bytes)
+    return max(1, int(_MEMORY_SHARE * free_bytes / private_bytes))
 
 
 def _receive(leaf_bytes: Sequence[int], *, seconds: float) -> float:
-    """Run `hetero.sample_costs.receiving` and return its CPU seconds per 10^9 bytes."""
+    """Run `hetero.sample_costs.receiving` and return its CPU seconds per 10^9 bytes.
+
+    Args:
+        leaf_bytes: Bytes of each leaf of a batch. The leaves of a very large batch are made smaller in proportion.
+        seconds: Duration of the measurement.
+    """
     share = min(1.0, _MAX_RECEIVED_BYTES / sum(leaf_bytes))
     channel, theirs = Channel.pair("the process that receives")
     with theirs:
@@ -312,6 +330,7 @@ def _receive(leaf_bytes: Sequence[int], *, seconds: float) -> float:
         channel.send({"parent_pid": os.getpid(), "leaf_bytes": sizes, "seconds": seconds})
         return float(channel.receive(_ANSWER_S)["cpu_s_per_gb"])
     finally:
+        # The process ends when the channel is closed. If it does not, kill it.
         channel.close()
         try:
             process.wait(END_TIMEOUT_S)

@@ -48,7 +48,7 @@ class SampleTimes:
     batches: list[tuple[Any, int]] = field(default_factory=list)
     """The last batches, each with its number of samples."""
 
-    def supply(self, basis: str = "measured") -> SupplyProfile:
+    def supply(self) -> SupplyProfile:
         """Return the figures of one process, for a host of unknown type.
 
         Raises:
@@ -57,9 +57,9 @@ class SampleTimes:
         return SupplyProfile(
             instance_type="",
             vcpus=usable_cpus(),
-            sample_cpu_s=Spread.of(self.sample_cpu_s, "s", basis),
-            sample_wait_s=Spread.of(self.sample_wait_s, "s", basis),
-            batch_cpu_s=Spread.of(self.batch_cpu_s or [0.0], "s", basis),
+            sample_cpu_s=Spread.of(self.sample_cpu_s, "s", "measured"),
+            sample_wait_s=Spread.of(self.sample_wait_s, "s", "measured"),
+            batch_cpu_s=Spread.of(self.batch_cpu_s or [0.0], "s", "measured"),
         )
 
 
@@ -81,17 +81,13 @@ def requests_of(work: SampledWork) -> list[BatchRequest]:
 
 
 def split(requests: Sequence[BatchRequest], num_samples: int) -> Iterator[BatchRequest]:
-    """Yield the requests in parts of at most ``num_samples`` samples. Work of another kind stays whole."""
+    """Yield the requests in parts of at most ``num_samples`` samples, without the purity check."""
     for request in requests:
-        request = dataclasses.replace(request, verify=False)
-        work = request.work
-        if not isinstance(work, IndexedWork) or work.num_samples <= num_samples:
-            yield request
-            continue
-        for begin in range(0, work.num_samples, num_samples):
-            part = slice(begin, begin + num_samples)
-            occurrences = None if work.occurrences is None else work.occurrences[part]
-            yield dataclasses.replace(request, work=IndexedWork(work.indices[part], occurrences))
+        total = request.work.num_samples
+        # A request without samples stays one request.
+        for begin in range(0, max(total, 1), num_samples):
+            positions = range(begin, min(begin + num_samples, total))
+            yield dataclasses.replace(request, work=request.work.part(positions), verify=False)
 
 
 def measure_samples(
@@ -115,70 +111,70 @@ def measure_samples(
     """
     if not requests:
         raise ConfigError("found no samples to measure; expected at least one request")
-    # Measure without a cache. It does not help in the first epoch of a job, but here it would, because the same samples
-    # are fetched again.
-    with built.loading_anew():
-        return _measure_samples(built, requests, seconds, cpu_clock)
-
-
-def _measure_samples(
-    built: BuiltDataset, requests: Sequence[BatchRequest], seconds: float, cpu_clock: Callable[[], float]
-) -> SampleTimes:
-    """Measure as `measure_samples` does. The cache is off."""
     begin_s = time.perf_counter()
     times = SampleTimes()
     watch = _Stopwatch(cpu_clock)
     read_before, num_samples, num_failures = _read_bytes(), 0, 0
-    first = next(split(requests, 1))
-    # Fetch one sample that does not count, because it opens files and fills caches. Its time gives the first chunk
-    # size.
-    with contextlib.suppress(DatasetError):
-        fetch(built, first, cancelled=watch.mark)
-        num_samples += 1
-    sample_s = time.perf_counter() - begin_s
-    # Measure one chunk at a time. The first sample may take longer than the others, so the size is chosen twice.
-    parts: Iterator[BatchRequest] = itertools.cycle(split(requests, _chunk(sample_s)))
-    is_first = True
-    while is_first or (time.perf_counter() - begin_s < seconds and len(times.sample_cpu_s) < _MAX_SAMPLES):
-        request = next(parts)
-        watch.start()
-        try:
-            batch = fetch(built, request, cancelled=watch.mark, on_samples=watch.mark_end)
-        except DatasetError:
-            num_failures += 1
-            if num_failures > _MAX_FAILURES:
-                raise
-            continue
-        # Encode the batch, because an endpoint does so too, and the time counts.
-        EncodedBatch(batch, copy=not built.makes_new_memory(collate=request.collate))
-        watch.stop(times, request.work.num_samples)
-        num_samples += request.work.num_samples
-        times.batches = [*times.batches, (batch, request.work.num_samples)][-_NUM_BATCHES:]
-        if is_first:
-            is_first = False
-            mean_s = sum(times.sample_cpu_s + times.sample_wait_s) / len(times.sample_cpu_s)
-            parts = itertools.islice(itertools.cycle(split(requests, _chunk(mean_s))), 1, None)
+    # Measure without a cache. It does not help in the first epoch of a job, but here it would, because the same samples
+    # are fetched again.
+    with built.loading_anew():
+        # Fetch one sample that does not count, because it opens files and fills caches. Its time gives the first chunk
+        # size.
+        with contextlib.suppress(DatasetError):
+            fetch(built, next(split(requests, 1)), cancelled=watch.mark)
+            num_samples += 1
+        sample_s = time.perf_counter() - begin_s
+        # Measure one chunk at a time. The first sample may take longer than the others, so the size is chosen twice.
+        parts: Iterator[BatchRequest] = itertools.cycle(split(requests, _samples_per_chunk(sample_s)))
+        is_first = True
+        while is_first or (time.perf_counter() - begin_s < seconds and len(times.sample_cpu_s) < _MAX_SAMPLES):
+            request = next(parts)
+            watch.start()
+            try:
+                batch = fetch(built, request, cancelled=watch.mark, on_samples=watch.mark_end)
+            except DatasetError:
+                num_failures += 1
+                if num_failures > _MAX_FAILURES:
+                    raise
+                continue
+            # Encode the batch, because an endpoint does so too, and the time counts.
+            EncodedBatch(batch, copy=not built.makes_new_memory(collate=request.collate))
+            watch.stop(times, request.work.num_samples)
+            num_samples += request.work.num_samples
+            times.batches = [*times.batches, (batch, request.work.num_samples)][-_NUM_BATCHES:]
+            if is_first:
+                is_first = False
+                mean_s = sum(times.sample_cpu_s + times.sample_wait_s) / len(times.sample_cpu_s)
+                # Begin after the first chunk, which has been measured.
+                parts = itertools.islice(itertools.cycle(split(requests, _samples_per_chunk(mean_s))), 1, None)
     if read_before is not None and (read_after := _read_bytes()) is not None:
         times.read_bytes_per_sample = (read_after - read_before) / num_samples
     return times
 
 
-def _chunk(sample_s: float) -> int:
+def _samples_per_chunk(sample_s: float) -> int:
+    """Return how many samples of ``sample_s`` seconds take `CHUNK_S` seconds, at least 1."""
     return max(1, int(CHUNK_S / max(sample_s, 1e-9)))
 
 
 class _Stopwatch:
-    """The begin of each sample of one batch."""
+    """Measures one batch after another: the CPU and wall time of each sample, and the CPU time of the rest.
+
+    For each batch call `start`, `mark` before each sample, `mark_end` after the last sample, and `stop`.
+    """
 
     def __init__(self, cpu_clock: Callable[[], float]) -> None:
         self._cpu_clock = cpu_clock
+        # Times when the samples of this batch began, and when the last sample ended.
         self._cpu_s: list[float] = []
         self._wall_s: list[float] = []
         self._end_cpu_s = 0.0
         self._end_wall_s = 0.0
+        # What `run_delay_s` returned when the batch began.
         self._delay_s = 0.0
 
     def start(self) -> None:
+        """Begin a batch."""
         self._cpu_s.clear()
         self._wall_s.clear()
         self._delay_s = run_delay_s()
@@ -194,9 +190,9 @@ class _Stopwatch:
         self._end_cpu_s, self._end_wall_s = self._cpu_clock(), time.perf_counter()
 
     def stop(self, times: SampleTimes, num_samples: int) -> None:
-        """Record that the batch is encoded, and add its times."""
+        """Record that the batch is encoded, and add its times to ``times``."""
         times.batch_cpu_s.append((self._cpu_clock() - self._end_cpu_s) / num_samples)
-        delay_s = run_delay_s() - self._delay_s
+        cpu_wait_s = run_delay_s() - self._delay_s
         cpu_marks, wall_marks = [*self._cpu_s, self._end_cpu_s], [*self._wall_s, self._end_wall_s]
         if len(self._cpu_s) == num_samples:
             cpu_s = [end - begin for begin, end in itertools.pairwise(cpu_marks)]
@@ -204,13 +200,13 @@ class _Stopwatch:
         else:  # the data set computes all samples at once, so only their mean is known
             cpu_s = [(cpu_marks[-1] - cpu_marks[0]) / num_samples]
             wall_s = [(wall_marks[-1] - wall_marks[0]) / num_samples]
+        # A sample waits for storage, or for a CPU that another process uses. Only the wait for storage counts. The wait
+        # for a CPU is known only for all samples together, so the waits of all samples are reduced by one factor.
         waits_s = [max(0.0, wall - cpu) for wall, cpu in zip(wall_s, cpu_s, strict=True)]
         total_s = sum(waits_s)
-        # A wait for a CPU must not count as a wait for storage. It is known only for all samples together, so all waits
-        # are reduced by the same factor.
-        share = max(0.0, 1.0 - delay_s / total_s) if total_s > 0 else 0.0
+        storage_share = max(0.0, 1.0 - cpu_wait_s / total_s) if total_s > 0 else 0.0
         times.sample_cpu_s += cpu_s
-        times.sample_wait_s += [wait * share for wait in waits_s]
+        times.sample_wait_s += [wait_s * storage_share for wait_s in waits_s]
 
 
 def run_delay_s() -> float:

@@ -7,8 +7,10 @@ fault_injection.py   faults that an environment variable enables, for tests and 
 line_relay.py        copies the output of child processes line by line
 logs.py              log lines with a prefix, each on one line
 memory.py            memory of a process, malloc's thresholds
+open_files.py        the files and connections that a process has open
 process.py           starting, watching and ending child processes
 scripts.py           finds the user's script, a file or a module
-waits.py             times to wait that nothing in the situation decides
+stop_signals.py      the signal that ends a process, and protection against signals to all processes of a job
+waits.py             times to wait that many modules share, and a log of long waits
 workdir.py           private folders that are removed with their process
 """

@@ -49,9 +49,10 @@ def memory_use(process: Path = Path("/proc/self")) -> MemoryUse | None:
     Returns:
         The figures, or None if they do not exist or cannot be read.
     """
-    own, *above = _figures(process) or [None]
-    bounded = [use for use in (own, *above) if use is not None and use.limit_bytes is not None]
-    return min(bounded, key=lambda use: use.limit_bytes or 0, default=own)
+    groups = _figures(process)
+    limited = [use for use in groups if use.limit_bytes is not None]
+    own = next((use for use in groups if use.is_own), None)
+    return min(limited, key=lambda use: use.limit_bytes or 0, default=own)
 
 
 def free_memory(process: Path = Path("/proc/self")) -> int | None:
@@ -113,24 +114,26 @@ def cpu_quota(process: Path = Path("/proc/self")) -> float | None:
     return min(quotas, default=None)
 
 
-def _figures(process: Path) -> list[MemoryUse | None]:
-    """Return the figures of a process's group and of the groups above it, with None for unreadable ones."""
+def _figures(process: Path) -> list[MemoryUse]:
+    """Return the figures of a process's group and of the groups above it.
+
+    Unreadable groups and the group of the whole machine are left out.
+    """
     version, folders = _groups(process, "memory")
-    found: list[MemoryUse | None] = []
+    found: list[MemoryUse] = []
     for folder in folders:
         peak, limit = (_read_number(folder / name) for name in _FILES[version])
-        if peak is None or (folder / _OF_THE_MACHINE).exists():
-            found.append(None)
-        else:
-            bound = limit if limit is not None and limit < _UNBOUNDED else None
-            found.append(MemoryUse(peak_bytes=peak, limit_bytes=bound, is_own=not found))
+        if peak is not None and not (folder / _OF_THE_MACHINE).exists():
+            limit = limit if limit is not None and limit < _UNBOUNDED else None
+            found.append(MemoryUse(peak_bytes=peak, limit_bytes=limit, is_own=folder == folders[0]))
     return found
 
 
 def _groups(process: Path, controller: str) -> tuple[str, list[Path]]:
-    """Return which version of control groups has a controller, and the folders of the process's group and those above.
+    """Return the version of control groups that has a controller, and folders, those of the process's group first.
 
-    The list of folders is empty if they cannot be read.
+    The other folders belong to the groups above that group, the nearest group first. The list is empty if the groups
+    cannot be read. The version is the name of its file system: ``cgroup`` or ``cgroup2``.
     """
     try:
         version, group = _group(_read(process / "cgroup"), controller)
@@ -140,16 +143,21 @@ def _groups(process: Path, controller: str) -> tuple[str, list[Path]]:
 
 
 def _group(listing: str, controller: str) -> tuple[str, str]:
-    """Return the version of control groups that has a controller, and the process's group in it.
+    """Return the version of control groups that has a controller, and the name of the process's group.
+
+    Args:
+        listing: Content of ``/proc/PID/cgroup``: lines ``ID:CONTROLLERS:GROUP``.
+        controller: ``cpu`` or ``memory``.
 
     Raises:
-        LookupError: If no version has it.
+        LookupError: If no version has the controller.
     """
     fields = [line.split(":", 2) for line in listing.splitlines()]
     groups = {controllers: path for _, controllers, path in fields}
     for controllers, path in groups.items():
         if controller in controllers.split(","):
             return "cgroup", path
+    # The line of version 2 names no controllers.
     return "cgroup2", groups[""]
 
 
@@ -159,28 +167,38 @@ def _folders(mounts: str, version: str, group: str, controller: str) -> list[Pat
     In a container, the mount may begin at the container's own group. The group's name still begins at the topmost group
     of the machine.
 
+    Args:
+        mounts: Content of ``/proc/PID/mountinfo``, see proc(5).
+        version: Name of the file system: ``cgroup`` or ``cgroup2``.
+        group: Name of the group, a path from the topmost group.
+        controller: ``cpu`` or ``memory``. In version 1 each controller may have its own mount.
+
+    Returns:
+        The folder of the group first, the folder of the topmost visible group last.
+
     Raises:
         LookupError: If no mount shows the group.
     """
     # The last mount on a folder hides earlier ones.
     for line in reversed(mounts.splitlines()):
-        place, _, kind = line.partition(" - ")
-        root, top = place.split(" ")[3:5]
-        file_system, _, options = kind.split(" ")[:3]
+        # The fields up to a variable part, and the fields after the separator.
+        mount_fields, _, file_system_fields = line.partition(" - ")
+        mounted_group, mount_point = mount_fields.split(" ")[3:5]
+        file_system, _, options = file_system_fields.split(" ")[:3]
         if file_system != version or (version == "cgroup" and controller not in options.split(",")):
             continue
         names = PurePosixPath(group).parts
-        hidden = PurePosixPath(root).parts
+        hidden_names = PurePosixPath(mounted_group).parts
         # A group outside of this process's namespace begins with `..` (cgroup_namespaces(7)).
-        if names[: len(hidden)] != hidden or ".." in names:
+        if names[: len(hidden_names)] != hidden_names or ".." in names:
             continue
-        below = names[len(hidden) :]
-        return [Path(top).joinpath(*below[:length]) for length in range(len(below), -1, -1)]
+        visible_names = names[len(hidden_names) :]
+        return [Path(mount_point).joinpath(*visible_names[:depth]) for depth in range(len(visible_names), -1, -1)]
     raise LookupError(group)
 
 
 def _read_free(folder: Path, version: str) -> int | None:
-    """Return the bytes below a group's limit. Cached files count as free."""
+    """Return the bytes that a group may still use, None without a limit. Cached files count as free."""
     limit, current = (_read_number(folder / name) for name in (_FILES[version][1], _CURRENT_FILES[version]))
     if limit is None or current is None or limit >= _UNBOUNDED:
         return None
@@ -195,6 +213,7 @@ def _read_free(folder: Path, version: str) -> int | None:
 def _read_quota(folder: Path) -> float | None:
     """Return the number of CPUs that a group of version 2 allows."""
     try:
+        # CPU microseconds, or ``max`` for no quota, in each period of so many microseconds.
         quota, period = _read(folder / "cpu.max").split()
         return int(quota) / int(period) if quota != "max" else None
     except (OSError, ValueError, ZeroDivisionError):

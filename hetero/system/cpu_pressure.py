@@ -59,6 +59,7 @@ def pressure_between(first: CpuReading, last: CpuReading) -> float:
     result is 0 up to a CPU use of 90 %, and grows to 1 at 100 %.
     """
     if first.waited_s is not None and last.waited_s is not None:
+        # 1e-9 avoids a division by 0 if both readings were taken at the same time.
         share = (last.waited_s - first.waited_s) / max(last.at_s - first.at_s, 1e-9)
     else:
         busy, idle = last.busy - first.busy, last.idle - first.idle
@@ -67,13 +68,13 @@ def pressure_between(first: CpuReading, last: CpuReading) -> float:
 
 
 def stolen_between(first: CpuReading, last: CpuReading) -> float:
-    """Return which share of the wanted CPU time the hypervisor gave to other machines."""
+    """Return the share of the wanted CPU time that the hypervisor gave to other machines, in [0, 1]."""
     busy, stolen = last.busy - first.busy, last.stolen - first.stolen
     return min(1.0, max(0.0, stolen / max(busy + stolen, 1e-9)))
 
 
 class TaskWaits:
-    """Seconds that the threads of some processes waited for a CPU. For one thread.
+    """Sums the seconds that the threads of some processes waited for a CPU. Use one object in one thread.
 
     Args:
         proc: Folder of the kernel's files.
@@ -81,17 +82,21 @@ class TaskWaits:
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
-        self._by_thread: dict[str, int] = {}
+        self._waited_ns_of_thread: dict[str, int] = {}
+        """The latest reading of each thread, by its id."""
         self._total_ns = 0
 
     def add(self, pid: int) -> None:
         """Read the threads of a process. Add the time that they have waited since the last reading to the total."""
         for path in (self._proc / str(pid) / "task").glob("*/schedstat"):
             with contextlib.suppress(OSError, ValueError, IndexError):  # the thread has ended
+                # The second number is the thread's total wait in nanoseconds.
                 waited_ns = int(path.read_text(encoding="ascii").split()[1])
-                # A new thread may have the id of one that has ended, and begins at 0.
-                self._total_ns += max(0, waited_ns - self._by_thread.get(path.parent.name, 0))
-                self._by_thread[path.parent.name] = waited_ns
+                thread_id = path.parent.name
+                # If a new thread has the id of an ended thread, its wait begins at 0 again, so the difference may be
+                # negative.
+                self._total_ns += max(0, waited_ns - self._waited_ns_of_thread.get(thread_id, 0))
+                self._waited_ns_of_thread[thread_id] = waited_ns
 
     @property
     def total_s(self) -> float | None:
@@ -100,6 +105,7 @@ class TaskWaits:
 
 
 def _waited_s(proc: Path) -> float | None:
+    """Return the seconds when at least one process waited for a CPU, None if the kernel does not measure them."""
     try:
         found = _WAITED.search((proc / "pressure" / "cpu").read_text(encoding="ascii"))
     except (OSError, ValueError):  # the kernel may have the file and refuse to read it

@@ -50,7 +50,7 @@ def names(kind: str) -> list[str]:
 
 
 def find(kind: str, name: str) -> Any:
-    """Return a part, None for an unknown name. The part of another package does not replace an own one."""
+    """Return a part, None for an unknown name. A part of hetero ranks before a part of another package."""
     if name in OWN[kind]:
         module, _, attribute = OWN[kind][name].partition(":")
         return getattr(importlib.import_module(module), attribute)  # allowed: a module of hetero, from the table above

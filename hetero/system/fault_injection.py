@@ -86,11 +86,11 @@ class InjectedFault:
         self._random.seed(f"{self.site}:{self.action}:{self.seed}")
 
     def is_due(self) -> bool:
-        """Count that the site is reached. Return whether the fault strikes now. For one thread at a time."""
+        """Count that the site is reached. Return whether the fault strikes now. Use one thread at a time."""
         self._num_passed += 1
         if self.times is not None and self._num_struck >= self.times:
             return False
-        is_due = self.at == self._num_passed if self.at is not None else True
+        is_due = self.at is None or self.at == self._num_passed
         if self.p is not None:
             # Draw a number in any case, because the sequence must depend only on how often the site was reached.
             is_due = self._random.random() < self.p and is_due
@@ -113,17 +113,16 @@ class Strike:
         """Count that the site is reached. Delay, hang or kill if due. Return a due fault of another kind, or None."""
         with self._lock:
             due = [fault for fault in self._faults if fault.is_due()]
-        found = None
+        left_to_caller = None
         for fault in due:
-            if fault.action in ("delay", "hang"):
-                logger.warning("fault on purpose: %s %s", fault.site, fault.action)
-                time.sleep(_FOR_EVER_S if fault.delay_s is None else fault.delay_s)
-            elif fault.action == "kill":
+            if fault.action == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
+            logger.warning("fault on purpose: %s %s", fault.site, fault.action)
+            if fault.action in ("delay", "hang"):
+                time.sleep(_FOR_EVER_S if fault.delay_s is None else fault.delay_s)
             else:
-                logger.warning("fault on purpose: %s %s", fault.site, fault.action)
-                found = fault
-        return found
+                left_to_caller = fault
+        return left_to_caller
 
 
 def parse_faults(text: str) -> tuple[InjectedFault, ...]:
@@ -146,11 +145,15 @@ def faults_at(site: str) -> Strike | None:
 
 
 def address_via(address: str) -> str:
-    """Return the ``ip:port`` to connect to instead of ``address``. It differs only if a ``link:via`` rule is set."""
+    """Return the ``ip:port`` to connect to instead of ``address``, or ``address`` without a ``link:via`` rule.
+
+    Such a rule replaces the first three numbers of an IPv4 address.
+    """
     host, _, port = address.rpartition(":")
     for fault in _current():
         if fault.site == "link" and "." in host:
-            return f"{fault.network}.{host.rpartition('.')[2]}:{port}"
+            last_number = host.rpartition(".")[2]
+            return f"{fault.network}.{last_number}:{port}"
     return address
 
 
@@ -179,12 +182,14 @@ def permit_faults(environ: MutableMapping[str, str], *, allow: bool, host: str, 
     environ[_HOST_VARIABLE] = host
 
 
+# The results are kept, because all uses of a rule in a process share its counters and its random numbers.
 @functools.lru_cache(maxsize=4)
 def _parsed(text: str, host: str) -> tuple[InjectedFault, ...]:
     return tuple(fault for fault in parse_faults(text) if fault.host in ("", host))
 
 
 def _current() -> tuple[InjectedFault, ...]:
+    """Return the faults that the environment sets for this host."""
     return _parsed(os.environ.get(FAULTS_VARIABLE, ""), os.environ.get(_HOST_VARIABLE, ""))
 
 
@@ -195,13 +200,13 @@ def _parse_rule(rule: str) -> InjectedFault:
         ConfigError: If the rule is malformed.
     """
     site, *parts = (part.strip() for part in rule.split(":"))
-    words = [part for part in parts if "=" not in part]
+    actions = [part for part in parts if "=" not in part]
     texts = dict(part.split("=", 1) for part in parts if "=" in part)
     if site not in _ACTIONS:
         raise _malformed(rule, f"there is no site {site!r}", f"one of {', '.join(_ACTIONS)}")
-    if len(words) > 1:
-        raise _malformed(rule, f"there are the actions {' and '.join(words)}", "one")
-    action = words[0] if words else "delay"
+    if len(actions) > 1:
+        raise _malformed(rule, f"there are the actions {' and '.join(actions)}", "one")
+    action = actions[0] if actions else "delay"
     if action not in _ACTIONS[site]:
         raise _malformed(rule, f"{site} has no action {action!r}", f"one of {', '.join(_ACTIONS[site])}")
     if action == "delay" and "delay_s" not in texts:
@@ -219,21 +224,23 @@ def _value(rule: str, name: str, text: str) -> Any:
     """
     if name not in _VALUES:
         raise _malformed(rule, f"there is no {name!r}", f"some of {', '.join(_VALUES)}")
-    convert, is_fine, expected = _VALUES[name]
+    convert, is_in_range, expected = _VALUES[name]
     try:
         value = convert(text)
     except ValueError:
         value = None
-    if value is None or not is_fine(value):
+    if value is None or not is_in_range(value):
         raise _malformed(rule, f"{name} is {text!r}", expected)
     return value
 
 
 def _network(text: str) -> str:
+    """Return three numbers of an IPv4 address unchanged. Raise `ValueError` if a fourth number makes no address."""
     ipaddress.IPv4Address(f"{text}.1")
     return text
 
 
+# For each part of a rule: its conversion from text, the check of its value, and what is expected, for the message.
 _VALUES: Mapping[str, tuple[Callable[[str], Any], Callable[[Any], bool], str]] = {
     "at": (int, lambda value: value >= 1, "a whole number, 1 or more"),
     "p": (float, lambda value: 0 < value <= 1, "a number in (0, 1]"),

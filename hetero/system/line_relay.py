@@ -41,11 +41,11 @@ class LineSource:
         self._rest = b""
 
     def read(self, max_reads: int = 1) -> bool:
-        """Read at most ``max_reads`` times, and pass on the lines. Return False at the end of the output."""
+        """Read at most ``max_reads`` times, and pass lines to ``on_line``. Return False at the end of the output."""
         for _ in range(max_reads):
             try:
                 chunk = os.read(self.descriptor, _READ_BYTES)
-            except BlockingIOError:
+            except BlockingIOError:  # nothing more has arrived yet
                 break
             except OSError as error:
                 logger.debug("reading the output of %s: %s", self.name, error)
@@ -53,7 +53,7 @@ class LineSource:
             if not chunk:
                 return False
             *lines, self._rest = (self._rest + chunk).split(b"\n")
-            # A progress bar has no line ends, and neither has binary output.
+            # Pass on a long line before its end has arrived. A progress bar and binary output have no line ends.
             if len(self._rest) > _MAX_LINE_BYTES:
                 lines.append(self._rest)
                 self._rest = b""
@@ -62,7 +62,7 @@ class LineSource:
         return True
 
     def close(self) -> None:
-        """Pass on a last line without an end, and close the descriptor. Idempotent."""
+        """Pass a last line without an end to ``on_line``, and close the descriptor. Idempotent."""
         if self._rest:
             self._emit(self._rest)
             self._rest = b""
@@ -72,8 +72,8 @@ class LineSource:
 
     def _emit(self, line: bytes) -> None:
         # A progress bar redraws its line with carriage returns. Only the last state is kept.
-        text = line.rstrip(b"\r").rsplit(b"\r", 1)[-1][:_MAX_LINE_BYTES].decode("utf-8", "replace")
-        self._on_line(self.name, text)
+        last_state = line.rstrip(b"\r").rsplit(b"\r", 1)[-1]
+        self._on_line(self.name, last_state[:_MAX_LINE_BYTES].decode("utf-8", "replace"))
 
 
 class LineRelay:
@@ -99,10 +99,8 @@ class LineRelay:
 
     def add(self, name: str, descriptor: int) -> None:
         """Relay the output of ``descriptor``. The relay owns and closes it."""
-        source = LineSource(name, descriptor, self.line)
         with self._lock:
-            self._tails.setdefault(name, collections.deque(maxlen=self._tail_lines))
-            self._selector.register(descriptor, selectors.EVENT_READ, source)
+            self._selector.register(descriptor, selectors.EVENT_READ, LineSource(name, descriptor, self.line))
         self._poke()
 
     def start(self, name: str, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
@@ -127,10 +125,14 @@ class LineRelay:
                 **options,
             )
         finally:
+            # The process has its own copy. An open copy here would hide the end of the output.
             os.close(write_end)
 
     def discard(self, descriptor: int) -> None:
-        """Relay what ``descriptor`` holds now, then close it. Needed if it never reaches its end. Does not wait."""
+        """Relay the output that ``descriptor`` holds now, then close the descriptor. Does not wait.
+
+        This is needed if another process keeps the writing end open, because the output then never ends.
+        """
         with self._lock:
             self._discarded.append(descriptor)
         self._poke()
@@ -153,6 +155,7 @@ class LineRelay:
         self._stopping.set()
         self._poke()
         self._thread.join(END_TIMEOUT_S)
+        # A thread that still relays needs the pipe that wakes it.
         if not self._thread.is_alive():
             with self._lock:
                 os.close(self._wake_write)
@@ -180,10 +183,11 @@ class LineRelay:
             # lost.
             ready = self._selector.select(0 if stopping else 1.0)
             for key, _ in ready:
+                # Only the pipe that wakes this thread is registered without a source.
                 if key.data is None:
                     os.read(self._wake_read, 4096)
-                else:
-                    self._read(key.data)
+                elif not key.data.read():
+                    self._close(key.data)
             if stopping and not any(key.data is not None for key, _ in ready):
                 break
         for key in sources.values():
@@ -201,11 +205,8 @@ class LineRelay:
             key.data.read(_MAX_LAST_READS)
             self._close(key.data)
 
-    def _read(self, source: LineSource) -> None:
-        if not source.read():
-            self._close(source)
-
     def _close(self, source: LineSource) -> None:
+        """Stop watching a source, and close it."""
         with self._lock:
             self._selector.unregister(source.descriptor)
         source.close()

@@ -59,9 +59,9 @@ def setup_logging(group: str, host: str, role: str, level: str = "info") -> None
         if isinstance(handler, _Handler):
             root.removeHandler(handler)
     root.addHandler(_Handler())
-    own_level = logging.getLevelName(level.upper())
-    root.setLevel(own_level if own_level == logging.DEBUG else max(own_level, logging.WARNING))
-    logging.getLogger("hetero").setLevel(own_level)
+    hetero_level = logging.getLevelName(level.upper())
+    root.setLevel(hetero_level if hetero_level == logging.DEBUG else max(hetero_level, logging.WARNING))
+    logging.getLogger("hetero").setLevel(hetero_level)
 
 
 def setup_logging_of_script() -> None:
@@ -70,12 +70,13 @@ def setup_logging_of_script() -> None:
     A handler on the root logger would disable the script's ``logging.basicConfig``. It would also print the lines of
     libraries that bring their own handler (Lightning, transformers) a second time.
     """
-    own = logging.getLogger("hetero")
-    own.setLevel(logging.INFO)
-    if not any(isinstance(handler, _UntilConfigured) for handler in own.handlers):
+    hetero_logger = logging.getLogger("hetero")
+    hetero_logger.setLevel(logging.INFO)
+    # A second handler after a second call would write each message twice.
+    if not any(isinstance(handler, _UntilConfigured) for handler in hetero_logger.handlers):
         handler = _UntilConfigured()
         handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
-        own.addHandler(handler)
+        hetero_logger.addHandler(handler)
 
 
 def _escape_part(text: str) -> str:
@@ -148,13 +149,14 @@ class LineWriter:
             if self._is_closed or self._is_broken or self._num_bytes + len(data) > self._max_bytes:
                 self._num_dropped += 1
                 return
-            self._say_dropped()
+            # The report takes the place of the dropped lines, before the line that comes after them.
+            self._queue_report_of_dropped()
             self._lines.append(data)
             self._num_bytes += len(data)
             self._changed.notify_all()
 
-    def _say_dropped(self) -> None:
-        """Queue a line with the number of lines that were dropped since the last such line."""
+    def _queue_report_of_dropped(self) -> None:
+        """Queue a line with the number of lines that were dropped since the last such line. The caller has the lock."""
         count, self._num_reported = self._num_dropped - self._num_reported, self._num_dropped
         if count:
             why = "this output was read too slowly, or its disk was full"
@@ -174,7 +176,8 @@ class LineWriter:
         while chunk := self._take():
             try:
                 self._write(chunk)
-            except OSError:  # the reader is gone
+            except OSError:
+                # The reader is gone. `put` drops all further lines, so `_take` returns only after `close`.
                 with self._changed:
                     self._is_broken = True
                     self._num_dropped += len(self._lines)
@@ -187,19 +190,21 @@ class LineWriter:
         with self._changed:
             self._is_idle = True
             self._changed.notify_all()
+            # If no line follows the dropped ones, report them now, because there is room again.
             if not self._lines and not self._is_broken:
-                self._say_dropped()
+                self._queue_report_of_dropped()
             self._changed.wait_for(lambda: self._lines or self._is_closed)
             if self._is_closed:
                 return b""
             self._is_idle = False
-            parts: list[bytes] = []
-            size = 0
-            while self._lines and (not parts or size + len(self._lines[0]) <= _CHUNK_BYTES):
-                parts.append(self._lines.popleft())
-                size += len(parts[-1])
-            self._num_bytes -= size
-            return b"".join(parts)
+            lines: list[bytes] = []
+            num_bytes = 0
+            # Take at least one line, because a single line may be longer than a chunk.
+            while self._lines and (not lines or num_bytes + len(self._lines[0]) <= _CHUNK_BYTES):
+                lines.append(self._lines.popleft())
+                num_bytes += len(lines[-1])
+            self._num_bytes -= num_bytes
+            return b"".join(lines)
 
     def _write(self, chunk: bytes) -> None:
         """Write a chunk completely, and wait while the disk is full. Raise `OSError` if the reader has gone."""
@@ -279,7 +284,7 @@ class _UntilConfigured(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record, unless the script has its own handlers."""
-        # Libraries add a NullHandler, which shows nothing, only to silence logging's last resort.
+        # A NullHandler shows nothing. Libraries add one only to silence the handler that logging uses without others.
         if not all(isinstance(handler, logging.NullHandler) for handler in logging.getLogger().handlers):
             return
         try:

@@ -33,20 +33,21 @@ def open_files() -> dict[int, str]:
     written, terminals, and devices such as ``/dev/null``. A file that is mapped into memory, and can only be read, is
     left out too. It is read through its map, without a position.
     """
-    # Sort the maps. If a file has several, the shared one comes last, and only the last one counts.
-    mapped = dict(sorted(mapped_files()))
+    # Whether this process can write to a mapped file, by name. If a file has several maps, the writable one is sorted
+    # last, and replaces the others in the dictionary.
+    is_writable_map = dict(sorted(mapped_files()))
     found = {}
     for descriptor in _descriptors():
         with contextlib.suppress(OSError):
             mode = os.fstat(descriptor).st_mode
             access = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
-            reads = access != os.O_WRONLY
+            may_read = access != os.O_WRONLY
             name = _name(descriptor)
             if stat.S_ISSOCK(mode):
                 found[descriptor] = name
-            elif stat.S_ISFIFO(mode) and reads:
+            elif stat.S_ISFIFO(mode) and may_read:
                 found[descriptor] = f"pipe:{name}" if has_path(name) else name
-            elif stat.S_ISREG(mode) and reads and (access == os.O_RDWR or mapped.get(name, True)):
+            elif stat.S_ISREG(mode) and may_read and (access == os.O_RDWR or is_writable_map.get(name, True)):
                 found[descriptor] = name
     return found
 
@@ -119,7 +120,10 @@ def reopen_files(own: Mapping[int, str] | None = None) -> None:
 
 
 def _descriptors() -> list[int]:
-    """Return all open descriptors, and one that this listing has closed again. Empty if the system does not say."""
+    """Return all open descriptors. Empty if the system does not list them.
+
+    The list includes the descriptor of the listing itself, which is closed already.
+    """
     try:
         return [int(name) for name in os.listdir("/proc/self/fd")]  # noqa: PTH208 - the names alone
     except OSError:
@@ -133,8 +137,10 @@ def _name(descriptor: int) -> str:
 def _reopen(descriptor: int, *, is_own: bool) -> None:
     """Open the file of a descriptor again, if it is a regular file that this process may reopen. See `reopen_files`."""
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-    is_read = flags & os.O_ACCMODE == os.O_RDONLY or (is_own and flags & os.O_ACCMODE == os.O_RDWR)
-    if descriptor <= 2 or not is_read or not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    access = flags & os.O_ACCMODE
+    may_reopen = access == os.O_RDONLY or (is_own and access == os.O_RDWR)
+    # Descriptors 0 to 2 are the standard streams.
+    if descriptor <= 2 or not may_reopen or not stat.S_ISREG(os.fstat(descriptor).st_mode):
         return
     position = os.lseek(descriptor, 0, os.SEEK_CUR)
     # Do not use the path of the file, because the file may have been removed or replaced.

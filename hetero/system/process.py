@@ -37,6 +37,7 @@ __all__ = [
     "die_with_parent",
     "end_descendants",
     "is_resource_tracker",
+    "is_suspended",
     "kill_all",
     "limit_threads",
     "reap_adopted",
@@ -56,7 +57,7 @@ _MAX_DESCRIPTORS = 2**16
 logger = logging.getLogger(__name__)
 
 _explained_kills = oom_kills()
-"""Number of kills in the control group that were before this process began, or that this process has described."""
+"""Kills for lack of memory in the control group, before this process began or described by it. None if not counted."""
 _starting = threading.Lock()
 _own_children: weakref.WeakSet[subprocess.Popen[bytes]] = weakref.WeakSet()
 
@@ -138,18 +139,19 @@ def end_descendants(*, timeout_s: float = END_TIMEOUT_S, on_poll: Callable[[], o
     while children := psutil.Process().children(recursive=True):
         on_poll()
         # Python's resource trackers remove semaphores and shared memory of dead processes, and then end on their own.
-        doomed = [child for child in children if not is_resource_tracker(child)]
-        if not doomed and time.monotonic() < begin_s + _TRACKER_GRACE_S:
+        # So kill them last, and only if they have not ended within their grace.
+        others = [child for child in children if not is_resource_tracker(child)]
+        if not others and time.monotonic() < begin_s + _TRACKER_GRACE_S:
             psutil.wait_procs(children, timeout=0.1)
             continue
-        children = doomed or children
-        kill_all(children)
-        for child in children:
+        doomed = others or children
+        kill_all(doomed)
+        for child in doomed:
+            # `waitpid` fails for a child's child until this process inherits it.
             with contextlib.suppress(ChildProcessError):
-                # Fails for a child's child until this process inherits it.
                 os.waitpid(child.pid, os.WNOHANG)
         if time.monotonic() > begin_s + timeout_s:
-            names = ", ".join(str(child.pid) for child in children)
+            names = ", ".join(str(child.pid) for child in doomed)
             logger.error(
                 "not ended %.0f s after SIGKILL: process %s; continuing without waiting for them", timeout_s, names
             )
@@ -195,26 +197,27 @@ def kill_all(processes: Iterable[psutil.Process]) -> None:
 
 
 def allow_descriptors(needed: int = 0) -> None:
-    """Raise the soft limit of open files, because the usual 1,024 are too few.
+    """Raise this process's soft limit of open files to 65,536, or to the hard limit if that is lower.
 
-    It becomes the hard limit, but at most `_MAX_DESCRIPTORS`.
+    A soft limit is usually 1,024 files, which are too few. A higher soft limit stays unchanged.
 
     Args:
-        needed: Least number that this process needs.
+        needed: Smallest number of files that this process has to open.
 
     Raises:
         ResourcesError: If the hard limit is lower than ``needed``.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    bound = sys.maxsize if hard == resource.RLIM_INFINITY else hard
-    if bound < needed:
+    soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # RLIM_INFINITY is -1, so both comparisons below need a large number instead.
+    most = sys.maxsize if hard_limit == resource.RLIM_INFINITY else hard_limit
+    if most < needed:
         raise ResourcesError(
-            f"this process may open {bound} files, it needs about {needed}: raise the hard limit (ulimit -Hn, "
+            f"this process may open {most} files, it needs about {needed}: raise the hard limit (ulimit -Hn, "
             "or LimitNOFILE= or --ulimit nofile= of whatever starts it)"
         )
-    wanted = min(bound, _MAX_DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    new_limit = min(most, _MAX_DESCRIPTORS)
+    if soft_limit != resource.RLIM_INFINITY and soft_limit < new_limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (new_limit, hard_limit))
 
 
 def is_resource_tracker(process: psutil.Process) -> bool:
@@ -238,6 +241,7 @@ def wait_gone(pids: Iterable[int], *, timeout_s: float) -> bool:
     """
     left = list(pids)
     deadline_s = time.monotonic() + timeout_s
+    # Poll, because only a parent can wait for the end of a process.
     while (left := [pid for pid in left if _is_alive(pid)]) and time.monotonic() < deadline_s:
         time.sleep(SHORT_POLL_S)
     return not left
@@ -306,6 +310,7 @@ _waiting: weakref.WeakSet[SignalWaiter] = weakref.WeakSet()
 
 
 def _reset_in_child() -> None:
+    """Give the signals that a waiter of the parent waits for their default action. Runs in each forked child."""
     for waiter in list(_waiting):
         waiter.reset()
 
@@ -323,9 +328,11 @@ def describe_exit_status(status: int) -> str:
         return _describe_signal(-status)
     if status == 0:
         return "ended normally"
+    # Lower codes are no signs of hetero, because other programs use them too.
     known = {int(code): code.help_text for code in ExitCode if code >= ExitCode.CLUSTER}
     if status in known:
         return f"exited with {status} (HET-{status}): {known[status]}"
+    # A shell adds 128 to the number of the signal that ended its child.
     if status > 128 and status - 128 in {int(member) for member in signal.Signals}:
         return f"exited with {status}, as a shell reports {signal.Signals(status - 128).name}"
     return f"exited with {status}"
@@ -354,20 +361,31 @@ def _ignore(_number: int, _frame: object) -> None:
 
 
 def _prctl(option: int, value: int) -> None:
+    """Call ``prctl`` of the C library. Raise `OSError` if the kernel rejects the call."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, value, 0, 0, 0) != 0:
         error = ctypes.get_errno()
         raise OSError(error, f"prctl({option}): {os.strerror(error)}")
 
 
+def is_suspended(pid: int) -> bool:
+    """Return whether a signal or a debugger has stopped the process, False if the process does not exist."""
+    return _state(pid) in ("T", "t")
+
+
 def _is_alive(pid: int) -> bool:
     """Return whether a process runs. A process that has ended and is not reaped does not count."""
+    return _state(pid) not in ("", "Z")
+
+
+def _state(pid: int) -> str:
+    """Return the letter of a process's state, see proc(5). Empty if the process does not exist."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
-        return False
-    # A process's name may have blanks and parentheses.
-    return stat.rpartition(")")[2].split()[0] != "Z"
+        return ""
+    # Split at the last parenthesis, because the name before it may have blanks and parentheses.
+    return stat.rpartition(")")[2].split()[0]
 
 
 def _describe_signal(number: int) -> str:
@@ -390,8 +408,10 @@ def _explain_kill() -> str:
     """
     global _explained_kills
     num_kills = oom_kills()
+    # The kernel has no counter for this process's group.
     if num_kills is None or _explained_kills is None:
         return f", by another process or out of memory{_describe_memory()}"
+    # The counter has not grown, so the kernel killed no other process since the last one that was described.
     if num_kills <= _explained_kills:
         return ": the kernel counted no lack of memory here"
     _explained_kills += 1

@@ -31,11 +31,12 @@ def python_path(stated: str = "") -> str:
 
     The source tree is left out if hetero is installed in ``site-packages``.
     """
-    parts = [stated, os.environ.get("PYTHONPATH", "")]
-    own = Path(__file__).resolve().parents[2]
-    if own.name not in ("site-packages", "dist-packages"):
-        parts.append(str(own))
-    return os.pathsep.join(dict.fromkeys(part for text in parts for part in text.split(os.pathsep) if part))
+    paths = [stated, os.environ.get("PYTHONPATH", "")]
+    source_tree = Path(__file__).resolve().parents[2]
+    if source_tree.name not in ("site-packages", "dist-packages"):
+        paths.append(str(source_tree))
+    # `dict.fromkeys` keeps the first of equal folders, and the order.
+    return os.pathsep.join(dict.fromkeys(folder for path in paths for folder in path.split(os.pathsep) if folder))
 
 
 def find_script(script: str, *, is_module: bool = False, host: str = "") -> Path:
@@ -99,57 +100,48 @@ def _find_module(name: str, base: Path, place: str) -> Path:
         hint = f"; {name} is a file: leave out -m" if (base / name).is_file() else ""
         raise ConfigError(f"{name!r} is not the name of a module; expected for example package.train{hint}")
     origin = _origin(name, base)
-    if origin is None and (base / name).is_file():
+    if origin is not None:
+        return origin
+    if (base / name).is_file():
         raise ConfigError(f"there is no module {name!r} {place}; {name} is a file: leave out -m")
-    if origin is None and _is_package(name, base):
-        raise ConfigError(
-            f"{name} is a package without __main__.py; name a module in it, for example {name}.{_example(name, base)}"
-        )
-    if origin is None:
-        raise ConfigError(
-            f"there is no module {name!r} with Python source {place} or on Python's path\n"
-            f"  to do: start hetero in the folder that holds {name.partition('.')[0]}, or set PYTHONPATH"
-        )
-    return origin
+    spec = _locate(name, base)
+    if spec is not None and spec.submodule_search_locations is not None:
+        example = f"{name}.{_example(spec.submodule_search_locations)}"
+        raise ConfigError(f"{name} is a package without __main__.py; name a module in it, for example {example}")
+    raise ConfigError(
+        f"there is no module {name!r} with Python source {place} or on Python's path\n"
+        f"  to do: start hetero in the folder that holds {name.partition('.')[0]}, or set PYTHONPATH"
+    )
 
 
 def _origin(name: str, base: Path) -> Path | None:
-    """Return the source file of a module, or of the ``__main__`` of a package."""
-    found = _spec(name, base)
-    if found is not None and found.submodule_search_locations is not None:
-        found = _inside(found, "__main__")
-    if found is None or not str(found.origin).endswith(".py"):
+    """Return the source file of a module, or of the ``__main__`` of a package. None if there is no such source file."""
+    spec = _locate(name, base)
+    # Only a package has search locations. Python runs the ``__main__`` of a package.
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = _inside(spec, "__main__")
+    if spec is None or not str(spec.origin).endswith(".py"):
         return None
-    return Path(str(found.origin))
+    return Path(str(spec.origin))
 
 
-def _is_package(name: str, base: Path) -> bool:
-    found = _spec(name, base)
-    return found is not None and found.submodule_search_locations is not None and _inside(found, "__main__") is None
-
-
-def _example(package: str, base: Path) -> str:
+def _example(package_folders: Sequence[str]) -> str:
     """Return the name of a module in a package, as an example for advice. Prefer ``train``."""
-    found = _spec(package, base)
-    folders = [] if found is None else [Path(folder) for folder in found.submodule_search_locations or ()]
-    names = sorted(path.stem for folder in folders for path in folder.glob("[!_]*.py") if path.stem.isidentifier())
+    files = [path for folder in package_folders for path in Path(folder).glob("[!_]*.py")]
+    names = sorted(path.stem for path in files if path.stem.isidentifier())
     return names[0] if names and "train" not in names else "train"
 
 
-def _spec(name: str, base: Path) -> ModuleSpec | None:
-    """Find a module below ``base``, or else an installed one, without importing it."""
-    top, *rest = name.split(".")
-    found = PathFinder.find_spec(top, [str(base)])
-    if found is None or _is_bare(found):
-        found = _installed(top) or found
-    for part in rest:
-        found = _inside(found, part)
-    return found
-
-
-def _is_bare(spec: ModuleSpec) -> bool:
-    """Return whether this is a folder without ``__init__.py``. Such a folder ranks after a package of the same name."""
-    return spec.loader is None or spec.origin is None
+def _locate(name: str, base: Path) -> ModuleSpec | None:
+    """Find a module below ``base``, or else an installed module, without importing the module."""
+    top_name, *inner_names = name.split(".")
+    spec = PathFinder.find_spec(top_name, [str(base)])
+    # A folder without ``__init__.py`` has no loader. It ranks after an installed package of the same name.
+    if spec is None or spec.loader is None:
+        spec = _installed(top_name) or spec
+    for inner_name in inner_names:
+        spec = _inside(spec, inner_name)
+    return spec
 
 
 def _installed(top: str) -> ModuleSpec | None:
@@ -161,6 +153,7 @@ def _installed(top: str) -> ModuleSpec | None:
 
 
 def _inside(package: ModuleSpec | None, name: str) -> ModuleSpec | None:
+    """Find a module directly inside a package. None without a package, if it is no package, or has no such module."""
     locations: Sequence[str] | None = None if package is None else package.submodule_search_locations
     # Pass only the last part of the name. Otherwise a folder without __init__.py looks for its parent in sys.modules.
     return None if locations is None else PathFinder.find_spec(name, list(locations))

@@ -1,4 +1,7 @@
-"""Times to wait that are equal everywhere. A time with a particular reason is defined where it is used."""
+"""Times to wait that many modules share, and a log of long waits.
+
+A time that one module needs for a reason of its own is defined in that module.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,7 @@ class WaitLog:
         self._next_s = time.monotonic() + interval_s
 
     def show(self, what: str) -> None:
-        """Log what the thread waits for if a line is due. Ignore an empty text."""
+        """Log what the thread waits for, unless the interval since the last line is not over. Ignore an empty text."""
         now_s = time.monotonic()
         if what and now_s >= self._next_s:
             self._next_s = now_s + self._interval_s

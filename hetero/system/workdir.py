@@ -60,6 +60,7 @@ def _make(base: Path, prefix: str) -> tuple[Path, int]:
         except OSError as error:
             with contextlib.suppress(OSError):
                 path.rmdir()
+            # `_lock` raises PermissionError if the file system ignores the mode of the folder.
             if not isinstance(error, PermissionError):
                 raise
             hint = "choose a folder on another file system (for temporary folders, set TMPDIR)"
@@ -94,7 +95,8 @@ def _lock(path: Path, *, is_new: bool = False) -> int:
 
     Args:
         path: The folder.
-        is_new: Whether to continue without a lock if the file system lacks locks (NFS, Lustre and CIFS may lack them).
+        is_new: Whether this process has just made the folder. It then continues without a lock if the file system lacks
+            locks, as NFS, Lustre and CIFS may.
 
     Raises:
         BlockingIOError: If the folder is locked.
@@ -104,27 +106,22 @@ def _lock(path: Path, *, is_new: bool = False) -> int:
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        _flock(descriptor, is_needed=not is_new)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            # BlockingIOError: another process has the lock. Another error: the file system lacks locks.
+            if isinstance(error, BlockingIOError) or not is_new:
+                raise
         facts = os.fstat(descriptor)
         # The mode without set-group-id, which gives no access.
         found = f"user {facts.st_uid} with mode {facts.st_mode & 0o777:o}"
         expected = f"user {os.geteuid()} with mode 700"
         if found != expected:
             raise PermissionError(f"it is of {found}, expected {expected}")
+        # Another process may have replaced the folder between the open and the lock.
         if not os.path.samestat(facts, path.lstat()):
             raise FileNotFoundError(f"{path} was replaced")
     except OSError:
         os.close(descriptor)
         raise
     return descriptor
-
-
-def _flock(descriptor: int, *, is_needed: bool) -> None:
-    """Lock a folder. If the file system has no locks, raise only if ``is_needed``."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise
-    except OSError:
-        if is_needed:
-            raise

@@ -120,6 +120,7 @@ class _Authority:
                 "them elsewhere:\n  ca.pem, and HOST.pem and HOST.key for every host, its name as subjectAltName"
             ) from error
         key = _new_key()
+        # Each extension, and whether it is critical. ``path_length=0``: no other authority below this one.
         extensions: list[tuple[ExtensionType, bool]] = [
             (x509.BasicConstraints(ca=True, path_length=0), True),
             (_usage(signs_certificates=True), True),
@@ -132,15 +133,17 @@ class _Authority:
         from cryptography.x509.oid import ExtendedKeyUsageOID
 
         key = _new_key()
-        both = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+        # A host both accepts and opens connections.
+        both_sides = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
         try:
             name: x509.GeneralName = x509.IPAddress(ipaddress.ip_address(host))
         except ValueError:
             name = x509.DNSName(host)
+        # Each extension, and whether it is critical.
         extensions: list[tuple[ExtensionType, bool]] = [
             (x509.BasicConstraints(ca=False, path_length=None), True),
             (_usage(signs_certificates=False), True),
-            (both, False),
+            (both_sides, False),
             (x509.SubjectAlternativeName([name]), False),
             # A strict check, such as `openssl verify -x509_strict`, needs the id of the key that signed.
             (x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), False),

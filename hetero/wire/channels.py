@@ -187,15 +187,17 @@ def bind(server: grpc.Server, address: str, port: int = 0, *, tls: Tls | None = 
             authority, certificate, key = tls.reveal()
             credentials = grpc.ssl_server_credentials([(key, certificate)], authority, require_client_auth=True)
             bound = server.add_secure_port(target, credentials)
-    if bound == 0 or (port and bound != port):
+    if bound == 0:
         owner = find_owner(address, port)
+        who = f": {owner} listens on it" if owner else ""
         advice = f"; {_PORT_ADVICE}" if port else ""
-        raise PortError(f"cannot bind {target}{f': {owner} listens on it' if owner else ''}{advice}")
+        raise PortError(f"cannot bind {target}{who}{advice}")
     return bound
 
 
 def short_details(error: grpc.RpcError) -> str:
     """Return one line of about 200 characters at most: the details of a failed call, or the TLS check that failed."""
+    # The class `grpc.RpcError` itself lacks the method ``details``.
     details = getattr(error, "details", None)
     text = " ".join(str((details() if callable(details) else None) or error).split())
     found = diagnose(text)
@@ -228,9 +230,11 @@ def _describe(process: psutil.Process) -> str:
     from psutil import Error
 
     command = " ".join(process.cmdline())
-    run = None
+    job_id = None
     if "hetero" in command:
+        # Another user's environment cannot be read.
         with contextlib.suppress(Error):
             environment = process.environ()
-            run = environment.get("HETERO_JOB_ID") or find_platform(environment).job_name()
-    return f"process {process.pid} ({command[:80]}){f' of the job {run}' if run else ''}"
+            job_id = environment.get("HETERO_JOB_ID") or find_platform(environment).job_name()
+    of_job = f" of the job {job_id}" if job_id else ""
+    return f"process {process.pid} ({command[:80]}){of_job}"

@@ -34,9 +34,9 @@ __all__ = [
 
 # For each codec: the package to install, and the module to import.
 _PACKAGES = {"lz4": ("lz4", "lz4.block"), "zstd": ("zstandard", "zstandard")}
-_CODES = {"lz4": pb.LZ4, "zstd": pb.ZSTD}
-_NAMES: dict[int, str] = {code: name for name, code in _CODES.items()}
-COMPRESSIONS = tuple(_CODES)
+_CODES: dict[str | None, pb.Compression] = {None: pb.COMPRESSION_NONE, "lz4": pb.LZ4, "zstd": pb.ZSTD}
+_NAMES: dict[int, str | None] = {code: name for name, code in _CODES.items()}
+COMPRESSIONS = tuple(_PACKAGES)
 """Values of the ``compression`` argument of `hetero.torch.DataLoader`."""
 
 # A block is sent compressed only if it shrinks by at least 1/32.
@@ -72,6 +72,7 @@ class _Lz4:
         return compressed
 
     def decompress(self, data: memoryview, room: memoryview) -> None:
+        """See `Codec.decompress`."""
         try:
             # The given size bounds the memory that is allocated and written, even if the data contain another size.
             block = self._block.decompress(data, uncompressed_size=len(room))
@@ -106,9 +107,11 @@ class _Zstd:
         return compressed
 
     def decompress(self, data: memoryview, room: memoryview) -> None:
+        """See `Codec.decompress`."""
         # Do not use `ZstdDecompressor.decompress`, because it allocates the size that the frame contains.
         try:
             with self._decompressor.stream_reader(data) as stream:
+                # The data must fill ``room``, and nothing may be left.
                 is_whole = stream.readinto(room) == len(room) and not stream.read(1)
         except self._module.ZstdError as error:
             raise _damaged(data, room) from error
@@ -163,9 +166,7 @@ def compression_to_proto(name: str | None) -> pb.Compression:
     Raises:
         ConfigError: If the name is not one of these.
     """
-    if name is None:
-        return pb.COMPRESSION_NONE
-    if name not in COMPRESSIONS:
+    if name not in _CODES:
         raise ConfigError(f"compression is {name!r}, expected None or one of {', '.join(COMPRESSIONS)}")
     return _CODES[name]
 
@@ -176,8 +177,6 @@ def compression_from_proto(code: int) -> str | None:
     Raises:
         ProtocolError: If the code is unknown.
     """
-    if code == pb.COMPRESSION_NONE:
-        return None
     if code not in _NAMES:
         raise ProtocolError(f"a message names the unknown compression {code}")
     return _NAMES[code]
@@ -195,12 +194,11 @@ def compress_leaf(data: memoryview, codec: Codec) -> tuple[list[memoryview], lis
     sizes: list[int] = []
     for begin in range(0, len(data), BLOCK_BYTES):
         block = data[begin : begin + BLOCK_BYTES]
-        size = 0
         compressed = codec.compress(block)
-        if _MIN_GAIN * (len(block) - len(compressed)) >= len(block):
-            block, size = memoryview(compressed), len(compressed)
-        pieces.append(block)
-        sizes.append(size)
+        # Send the block compressed only if at least 1/_MIN_GAIN of its bytes is saved.
+        is_worthwhile = _MIN_GAIN * (len(block) - len(compressed)) >= len(block)
+        pieces.append(memoryview(compressed) if is_worthwhile else block)
+        sizes.append(len(compressed) if is_worthwhile else 0)
     return pieces, sizes
 
 
@@ -221,6 +219,7 @@ class BlockReader:
 
     def room(self, target: memoryview) -> memoryview:
         """Return the buffer for the next bytes of the block that fills ``target``. May allocate memory for a block."""
+        # A block of size 0 is not compressed, and is received directly into ``target``.
         size = self._sizes[self._index]
         if size > len(self._scratch):  # at the first compressed block
             self._scratch = np.empty(max(self._sizes), np.uint8).data

@@ -77,7 +77,7 @@ class EncodedBatch:
         UnsupportedBatchError: If something in the batch cannot be sent, or the batch exceeds a limit.
     """
 
-    __slots__ = ("_header", "_pieces", "_request", "is_part", "nbytes")
+    __slots__ = ("_header", "_request", "is_part", "nbytes", "payload")
 
     def __init__(
         self,
@@ -99,17 +99,18 @@ class EncodedBatch:
                 f"batch: its keys, numbers and short strings take {len(structure)} bytes, "
                 f"at most {limits.max_header_bytes} are allowed\n  Use tensors, arrays or longer lists."
             )
-        self._pieces = [leaf.data for leaf in leaves if leaf.nbytes]
+        self.payload = [leaf.data for leaf in leaves if leaf.nbytes]
+        """Buffers that follow the message, each of at least one byte. They may be read-only."""
         # Copy only batches whose memory the user's code may fill again. Without the copy, each answer in progress needs
         # the memory of one batch less.
         if copy:
-            self._pieces = [_copy(data) for data in self._pieces]
-        self.nbytes: int = sum(map(len, self._pieces))
+            self.payload = [_copy(data) for data in self.payload]
+        self.nbytes: int = sum(map(len, self.payload))
         """Bytes of the payload, uncompressed."""
         skipped = encode_skips(skips)
         hasher = xxhash.xxh3_64(structure)
         hasher.update(skipped)
-        for data in self._pieces:
+        for data in self.payload:
             hasher.update(data)
         self._header = pb.BatchHeader(
             protocol=PROTOCOL,
@@ -133,21 +134,16 @@ class EncodedBatch:
         """
         codec = load_codec(name)
         self._header.compression = compression_to_proto(name)
-        leaves, self._pieces = self._pieces, []
+        leaves, self.payload = self.payload, []
         for data in leaves:
-            pieces, sizes = compress_leaf(data, codec)
-            self._pieces += pieces
+            blocks, sizes = compress_leaf(data, codec)
+            self.payload += blocks
             self._header.block_bytes.extend(sizes)
 
     @property
     def message(self) -> bytes:
         """Bytes of the message, which precedes the payload. Each access serialises the message again."""
         return pb.Answer(header=self._header, request=self._request).SerializeToString()
-
-    @property
-    def payload(self) -> Sequence[memoryview]:
-        """Buffers that follow the message, each of at least one byte. They may be read-only."""
-        return self._pieces
 
 
 def why_unsendable(batch: Any, limits: Limits = _DEFAULT_LIMITS) -> str | None:
@@ -187,6 +183,7 @@ def _allocate(nbytes: int) -> memoryview:
 
 
 def _copy(data: memoryview) -> memoryview:
+    """Return a copy of a buffer in new memory."""
     copied = _allocate(len(data))
     copied[:] = data
     return copied
@@ -294,13 +291,17 @@ class BatchDecoder:
 
     @property
     def needs_memory(self) -> bool:
-        """Whether the next call of `room` allocates a leaf. If so, first wait until a byte of that leaf has arrived."""
+        """Whether the next call of `room` allocates a leaf. If so, first wait until a byte of that leaf has arrived.
+
+        True before the first leaf, and when the present leaf is full.
+        """
         return self._leaf_index < 0 or self._filled == self._shapes[self._leaf_index].nbytes
 
     def room(self) -> memoryview:
         """Return the buffer for the next bytes of payload. Do not call this when the batch is complete."""
         if self.needs_memory:
             self._next_leaf()
+        # A compressed payload arrives block by block, any other payload directly in the leaf.
         if self._blocks is not None:
             return self._blocks.room(self._block())
         return self._buffers[-1][self._filled : self._filled + _CHUNK_BYTES]
@@ -394,19 +395,21 @@ class BatchDecoder:
         return self._buffers[-1][self._filled : self._filled + BLOCK_BYTES]
 
     def _check_end(self) -> None:
+        """Raise `ChecksumError` if the batch is complete and damaged."""
         if self.done and self._hasher.intdigest() != self._expected_checksum:
             # With -1, `done` stays false, so `result` returns no damaged batch.
             self._missing = -1
             raise ChecksumError(f"a batch of {self.nbytes} bytes arrived damaged: its checksum differs")
 
     def _next_leaf(self) -> None:
-        """Allocate the next leaf that has bytes."""
+        """Allocate the next leaf that has bytes. Empty leaves are made in `result`."""
         self._leaf_index += 1
         while not self._shapes[self._leaf_index].nbytes:
             self._leaf_index += 1
         shape = self._shapes[self._leaf_index]
         nbytes = shape.nbytes
         buffer = self._allocate(nbytes) if shape.container == "tensor" else _allocate(nbytes)
+        # The caller's function may return a buffer of another format, or a larger one.
         self._buffers.append((buffer if buffer.format == "B" else buffer.cast("B"))[:nbytes])
         self._filled = 0
 
@@ -417,6 +420,7 @@ def _digest(request: bytes) -> int:
 
 
 def _refused(message: pb.Refusal) -> Exception:
+    """Return the exception for a refusal. A reason that no endpoint of this version sends gives a `ProtocolError`."""
     name = pb.Refusal.Reason.Name(message.reason) if message.reason in pb.Refusal.Reason.values() else ""
     if name not in Fault.__members__ or not Fault[name].value.is_refusal:
         return ProtocolError(f"an answer refuses for the unknown reason {message.reason}")

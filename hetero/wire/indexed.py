@@ -52,6 +52,7 @@ def read(message: pb.FetchRequest, limits: Limits) -> IndexedWork:
     keys = decode_items(message.keys) if message.keys else ()
     integers, occurrences = _array(message.indices, _INDEX), _array(message.occurrences, _OCCURRENCE)
     num_indices = len(integers) + len(keys)
+    # `write` sets only one of the two fields.
     if num_indices > limits.max_indices or (len(integers) and keys):
         raise ProtocolError(
             f"a request has {len(integers)} indices and {len(keys)} keys, "
@@ -102,4 +103,5 @@ def _index(tree: Tree) -> Index:
 
 
 def _num_bytes(value: int) -> int:
+    """Return how many bytes an integer takes with its sign."""
     return value.bit_length() // 8 + 1

@@ -78,7 +78,7 @@ class Limits(StructureLimits):
         return max(self.max_header_bytes, self.max_failure_bytes) + 4 * num_blocks + MAX_SKIPS_BYTES + 1024
 
     def within(self, max_batch_bytes: int) -> Limits:
-        """Return these limits with a smaller ``max_batch_bytes``. A larger number, or 0, leaves them unchanged."""
+        """Return these limits with a smaller ``max_batch_bytes``. A larger number, or 0, changes nothing."""
         if not 0 < max_batch_bytes < self.max_batch_bytes:
             return self
         return dataclasses.replace(self, max_batch_bytes=max_batch_bytes)

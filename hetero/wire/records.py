@@ -70,6 +70,7 @@ def at_most(bound: int, what: str, *, each: int | None = None) -> Wire:
         if len(value) > bound:
             raise ProtocolError(f"a message has {len(value)} {what}, expected at most {bound}")
         if each is not None:
+            # Only a map has values. Iterating over it yields its keys.
             items = (*value, *value.values()) if hasattr(value, "values") else value
             if (longest := max(map(len, items), default=0)) > each:
                 raise ProtocolError(f"one of the {what} has the length {longest}, expected at most {each}")
@@ -133,6 +134,7 @@ class _Column(NamedTuple):
 
 
 def _find_columns(kind: Any) -> tuple[_Column, ...]:
+    """Return the conversions of all fields of a record's class."""
     hints = typing.get_type_hints(kind, include_extras=True)
     return tuple([_column(field.name, hints[field.name]) for field in dataclasses.fields(kind)])
 
@@ -146,10 +148,11 @@ def _column(name: str, hint: Any) -> _Column:
     wire = Wire()
     if typing.get_origin(hint) is Annotated:
         hint, wire = typing.get_args(hint)
+    # ``X | None`` has two alternatives, any other type only itself.
     is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
-    choices = typing.get_args(hint) if is_union else (hint,)
-    encode, decode = _conversion(next(choice for choice in choices if choice is not types.NoneType))
-    is_optional = types.NoneType in choices
+    alternatives = typing.get_args(hint) if is_union else (hint,)
+    encode, decode = _conversion(next(each for each in alternatives if each is not types.NoneType))
+    is_optional = types.NoneType in alternatives
 
     def read(message: Any, _outer: object) -> Any:
         if is_optional and not message.HasField(name):
@@ -179,6 +182,7 @@ def _conversion(value_type: Any) -> tuple[Callable[[Any], Any], Callable[[Any, A
 
 
 def _member(kind: type[enum.Enum], number: int, _message: object) -> enum.Enum:
+    """Return the member of an enumeration with this number."""
     try:
         return kind(number)
     except ValueError:

@@ -8,9 +8,10 @@ import ipaddress
 import numpy as np
 import numpy.typing as npt
 
+from hetero.batches.failures import MAX_TYPES
 from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest, Helper
-from hetero.documents.text import printable, without_middle
+from hetero.documents.text import printable
 from hetero.errors import ConfigError, ProtocolError, SampleFailure
 from hetero.spec import DatasetSpec
 from hetero.wire import indexed
@@ -32,13 +33,8 @@ __all__ = [
 ]
 
 _DEFAULT_LIMITS = Limits()
-_MAX_TEXT_BYTES = {"exception": 10_000, "traceback": 30_000}
-"""Limits of a failure's longest fields. Each other field may have 4,000 bytes. All fields together fit in
-`Limits.max_failure_bytes`."""
-_MAX_TYPES = 16
-_MAX_TYPE_BYTES = 400
 _MAX_HELPER_TEXT = 512
-_SAME = ("seed", "epoch", "position", "collate", "as_is", "contiguous", "is_part", "step", "verify")
+_PLAIN_FIELDS = ("seed", "epoch", "position", "collate", "as_is", "contiguous", "is_part", "step", "verify")
 """Fields of a request that its message has under the same name and with the same value."""
 _STAGES = ("build", "describe", "sample", "collate", "encode", "purity")
 
@@ -72,7 +68,7 @@ def to_proto(request: BatchRequest, limits: Limits = _DEFAULT_LIMITS) -> pb.Fetc
         message = pb.FetchRequest(
             protocol=PROTOCOL,
             dataset=spec_to_proto(request.spec),
-            **{name: getattr(request, name) for name in _SAME},
+            **{name: getattr(request, name) for name in _PLAIN_FIELDS},
             max_batch_bytes=limits.max_batch_bytes,
             compression=compression_to_proto(request.compression),
             on_sample_error=pb.SKIP if request.on_sample_error == "skip" else pb.RAISE,
@@ -105,6 +101,7 @@ def serialize(request: BatchRequest, limits: Limits = _DEFAULT_LIMITS) -> bytes:
     """
     message = to_proto(request, limits)
     data = message.SerializeToString()
+    # The endpoint rejects larger keys and larger requests, so do not send them.
     for size, max_bytes in ((len(message.keys), MAX_PARSED_BYTES), (len(data), MAX_FETCH_BYTES)):
         if size > max_bytes:
             raise ConfigError(
@@ -152,7 +149,7 @@ def from_proto(message: pb.FetchRequest, limits: Limits = _DEFAULT_LIMITS) -> Ba
     return BatchRequest(
         spec=spec_from_proto(message.dataset),
         work=work,
-        **{name: getattr(message, name) for name in _SAME},
+        **{name: getattr(message, name) for name in _PLAIN_FIELDS},
         compression=compression_from_proto(message.compression),
         on_sample_error="skip" if message.on_sample_error == pb.SKIP else "raise",
         helpers=helpers,
@@ -178,6 +175,7 @@ def _helpers_from_proto(message: pb.FetchRequest, num_samples: int) -> tuple[tup
     helpers = tuple(
         Helper(**{field.name: getattr(each, field.name) for field in dataclasses.fields(Helper)}) for each in items
     )
+    # One byte per sample: 0 for the endpoint itself, or the number of a helper, from 1.
     owners = np.frombuffer(message.owners, np.uint8)
     largest = int(owners.max(initial=0))
     if len(owners) != num_samples or largest > len(helpers):
@@ -199,11 +197,8 @@ def _is_numeric(address: str) -> bool:
 
 
 def failure_to_proto(failure: SampleFailure) -> pb.Failure:
-    """Return the message of a failure. Text that is too long loses its middle."""
-    texts = dataclasses.asdict(failure)
-    types = [without_middle(name, _MAX_TYPE_BYTES) for name in texts.pop("types")[:_MAX_TYPES]]
-    bounded = {name: without_middle(text, _MAX_TEXT_BYTES.get(name, 4_000)) for name, text in texts.items()}
-    return pb.Failure(**bounded, types=types)
+    """Return the message of a failure. `hetero.batches.failures` has bounded the texts of the failure."""
+    return pb.Failure(**dataclasses.asdict(failure))
 
 
 def failure_from_proto(message: pb.Failure) -> SampleFailure:
@@ -215,8 +210,8 @@ def failure_from_proto(message: pb.Failure) -> SampleFailure:
     if message.stage not in _STAGES:
         raise ProtocolError(f"a failure has the stage {message.stage!r:.60}, expected one of {', '.join(_STAGES)}")
     texts = {field.name: getattr(message, field.name) for field in dataclasses.fields(SampleFailure)}
-    types = tuple(printable(name) for name in texts.pop("types")[:_MAX_TYPES])
-    kept = {"traceback": "\n\t"}
-    # The text is shown in this rank's log, where it must not look like lines of hetero (attack A14).
-    safe = {name: printable(text, keep=kept.get(name, "")) for name, text in texts.items()}
-    return SampleFailure(**safe, types=types)
+    types = tuple(printable(name) for name in texts.pop("types")[:MAX_TYPES])
+    # The texts are shown in this rank's log, where they must not look like lines of hetero (attack A14). Only a
+    # traceback may have several lines, because the log indents each of them.
+    traceback = printable(texts.pop("traceback"), keep="\n\t")
+    return SampleFailure(**{name: printable(text) for name, text in texts.items()}, traceback=traceback, types=types)

@@ -72,14 +72,15 @@ def diagnose(words: str) -> TlsDiagnosis | None:
     Args:
         words: The text of an `ssl.SSLError`, or the details of a gRPC status.
     """
-    _, found, why = words.partition("CERTIFICATE_VERIFY_FAILED")
-    if found:
-        why = why.strip(" :]").partition(":")[0].partition(";")[0].strip(" .]")
-        if any(word in why.lower() for word in _OTHER_AUTHORITY):
-            why = f"another authority signed it than this host's ca.pem ({why})"
+    _, marker, reason = words.partition("CERTIFICATE_VERIFY_FAILED")
+    if marker:
+        # The reason stands between the marker and the next separator.
+        reason = reason.strip(" :]").partition(":")[0].partition(";")[0].strip(" .]")
+        if any(word in reason.lower() for word in _OTHER_AUTHORITY):
+            reason = f"another authority signed it than this host's ca.pem ({reason})"
         # gRPC before 1.69 does not give a reason.
-        why = why or "verification failed"
-        return TlsDiagnosis(text=f"its certificate is not valid: {why}", is_certificate=True)
+        reason = reason or "verification failed"
+        return TlsDiagnosis(text=f"its certificate is not valid: {reason}", is_certificate=True)
     for name, text, is_certificate in _REASONS:
         if name in words:
             return TlsDiagnosis(text=text, is_certificate=is_certificate)
@@ -139,13 +140,13 @@ class Tls:
         The handshake applies all checks that the other hosts apply.
         """
         client, server = self.client_session(self.host), self.server_session()
-        is_done = is_open = False
+        client_is_done = server_is_done = False
         try:
             # Each round moves the handshake on, or raises.
-            while not (is_done and is_open):
-                is_done = is_done or client.shake_hands()
+            while not (client_is_done and server_is_done):
+                client_is_done = client_is_done or client.shake_hands()
                 server.take(client.outgoing())
-                is_open = is_open or server.shake_hands()
+                server_is_done = server_is_done or server.shake_hands()
                 client.take(server.outgoing())
         except TlsError as error:
             raise AuthenticationError(
@@ -222,7 +223,7 @@ class TlsSession:
                 if not size:
                     break
                 filled += size
-        except ssl.SSLWantReadError:
+        except ssl.SSLWantReadError:  # more data must arrive
             pass
         except ssl.SSLError as error:
             raise _translated(error) from error

@@ -303,7 +303,7 @@ def test_part_that_comes_late_saves_what_is_missing(tools: Any) -> None:
         sample = Slow.__getitem__(gathered.data, index)
         if len(gathered.data.computed) == 5:
             arrives.may_answer.set()
-            tools.wait_for(lambda: all(part.has_ended for part in gathering._parts.all))
+            tools.wait_for(lambda: all(part.has_ended for part in gathering._parts.asked))
             taken.set()
         return sample
 

@@ -23,8 +23,8 @@ def children() -> set[int]:
 def test_pool_that_begins_without_endpoints_is_ready_and_starts_them_later(
     job: Any, tools: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    turn, turns = EndpointPool._turn, []
-    monkeypatch.setattr(EndpointPool, "_turn", lambda self, timeout_s: (turns.append(1), turn(self, timeout_s)))
+    handle, turns = EndpointPool._handle_events, []
+    monkeypatch.setattr(EndpointPool, "_handle_events", lambda pool, wait_s: (turns.append(1), handle(pool, wait_s)))
     before = children()
     pool = job.pool(num_endpoints=2, num_at_start=0)
     assert (pool.records, pool.num_running, pool.num_used) == ((), 0, 0)

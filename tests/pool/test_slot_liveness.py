@@ -8,7 +8,8 @@ import subprocess
 
 import pytest
 
-from hetero.pool.slot import DUMP_S, Action, Liveness, is_suspended
+from hetero.pool.slot import DUMP_S, Action, Liveness
+from hetero.system.process import is_suspended
 
 
 @pytest.fixture

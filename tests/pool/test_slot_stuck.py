@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from hetero.batches.request import BatchRequest
-from hetero.pool.slot import is_suspended
 from hetero.reader.reader import Reader
+from hetero.system.process import is_suspended
 
 HANGS = '''
 import ctypes

@@ -68,7 +68,7 @@ def test_names_and_words_tell_dispatcher_from_workers() -> None:
     options = ServiceOptions(endpoint=servers(address="::1", num_endpoints=3), has_dispatcher=True)
     pool = ServicePool(options, lambda _: None)
     assert pool.describe() == "a dispatcher and 2 workers of tf.data.service"
-    assert [pool._word(index) for index in range(3)] == ["tf-dispatcher", "tf-worker-0", "tf-worker-1"]
+    assert [pool._name_on_host(index) for index in range(3)] == ["tf-dispatcher", "tf-worker-0", "tf-worker-1"]
     assert pool.counters() == {
         "tf.data dispatcher restarts": 0,
         "tf.data worker restarts": 0,

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from hetero.batches.failures import dataset_error
 from hetero.batches.purity.comparison import compare
 from hetero.batches.structure.conversion import UnsupportedBatchError
 from hetero.errors import DatasetError, ProtocolError, SampleFailure
@@ -211,9 +212,12 @@ def test_failure_raises_dataset_error_with_the_record() -> None:
 
 
 def test_failure_of_long_text_is_bounded() -> None:
-    names = ("dataset", "host", "sample_index", "exception", "traceback")
-    failure = SampleFailure(stage="sample", **dict.fromkeys(names, "\N{SNOWMAN}\udc80" * 10**5))
-    message = encode_failure(failure)
+    text = "\N{SNOWMAN}\udc80" * 10**5
+    kind: type[Exception] = ValueError
+    for number in range(30):
+        kind = type(f"\N{SNOWMAN}{number}" * 10**4, (kind,), {})
+    error = dataset_error(kind(text), dataset="d" * 128, host="algo-1/0", stage="sample", sample_index=text)
+    message = encode_failure(error.record)
     assert len(message) < Limits().max_failure_bytes
     with pytest.raises(DatasetError, match=r"\.\.\. cut \.\.\."):
         BatchDecoder().take_message(message)

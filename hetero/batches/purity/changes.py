@@ -31,13 +31,15 @@ def own_changes(found: Reach) -> set[str]:
     own: set[str] = set()
     for code, function in functions_of(found.functions):
         for names, _line in changes(function):
+            # ``CACHE.items[0] = 1`` gives the names CACHE and items. The first may be a local variable.
             is_outside = is_global(names[0], function)
             for place in found.places.values():
                 if place.runs is None:
                     # The class of ``self`` is not known, so ``self.count += 1`` may change the attribute ``count`` of
                     # any class.
-                    is_own = place.name in names[1:] and (is_outside or isinstance(place.owner, type))
-                    is_own = is_own or (is_outside and place.name == names[0] and isinstance(place.owner, dict))
+                    is_attribute = place.name in names[1:] and (is_outside or isinstance(place.owner, type))
+                    is_module_global = is_outside and place.name == names[0] and isinstance(place.owner, dict)
+                    is_own = is_attribute or is_module_global
                 else:
                     # Count only changes by code that the registered function runs. The training loop may call other
                     # methods of its object, to change an option.

@@ -26,7 +26,7 @@ IMPURITY_ADVICE = (
 
 MAX_NESTING = 64
 """Number of levels of a nested value that are inspected."""
-_OPAQUE_DEPTH = MAX_NESTING // 4
+_LEVELS_OF_OBJECT = MAX_NESTING // 4
 """Levels that an object of unknown type counts as. So the walk ends after four such objects inside each other."""
 _BLOCK = 2**16
 """Number of elements that are converted or copied at a time. A copy of a whole volume or video could exceed the host's
@@ -219,7 +219,10 @@ def _walk_array(value: Any, path: str, depth: int) -> Iterator[_Part]:
 
 
 def _walk_object(value: Any, path: str, depth: int) -> Iterator[_Part]:
-    """Yield the parts of an object whose type is not a basic type of Python or NumPy."""
+    """Yield the parts of an object whose type is not a basic type of Python or NumPy, as `_walk` does.
+
+    Dataclasses and objects of unknown types are walked by their attributes, with ``depth`` containers around them.
+    """
     kind = type(value)
     name = f"{kind.__module__}.{kind.__qualname__}"
     torch = imported("torch")
@@ -237,11 +240,13 @@ def _walk_object(value: Any, path: str, depth: int) -> Iterator[_Part]:
         yield from _walk_array(np.asarray(value), path, depth)
     elif hasattr(value, "__dict__"):
         yield path, name, b""
-        # An unknown object may refer to half of the program, so its attributes use up more of the depth.
+        # An unknown object may lead to all objects of the program. Each of them counts as several levels, so the walk
+        # ends soon.
         for attribute, item in vars(value).items():
-            yield from _walk(item, f"{path}.{attribute}", depth + _OPAQUE_DEPTH)
+            yield from _walk(item, f"{path}.{attribute}", depth + _LEVELS_OF_OBJECT)
     else:
-        # A text with an address differs in each process.
+        # Python's default text, "<module.Kind object at 0x7f3a...>", has the object's address, which differs in each
+        # process. Such an object counts by its type alone.
         text = repr(value)
         yield path, name, b"" if " at 0x" in text else text.encode("utf-8", "surrogatepass")
 
@@ -331,6 +336,7 @@ def _blocks(array: np.ndarray[Any, Any], begin: int, end: int) -> Iterator[np.nd
         flat = array.reshape(-1)
         yield from (flat[start : min(start + _BLOCK, end)] for start in range(begin, end, _BLOCK))
         return
+    # Other arrays are copied block by block in C order.
     flags: Any = ["external_loop", "buffered", "ranged"]
     access: Any = ["readonly", "contig"]
     elements: Any = np.nditer([array], flags, [access], order="C", buffersize=_BLOCK)
@@ -360,20 +366,21 @@ def _describe_change(first: bytes, second: bytes, head: str, dtype: np.dtype[Any
         dtype: Element type of both parts. None if they are not arrays.
     """
     is_numeric = dtype is not None and dtype.kind in "biufc"
+    # Show both texts if they are short, or cannot be compared element by element.
     if len(first) != len(second) or (len(first) <= 16 and not is_numeric):
         return " against ".join(_shown(part[:40], head) for part in (first, second))
     if dtype is None or not is_numeric:
         dtype = np.dtype(np.uint8)
     # Bytes are compared, because NaN is not equal to itself, and 0.0 is equal to -0.0.
-    changed = np.frombuffer(first, np.uint8) != np.frombuffer(second, np.uint8)
-    elements = changed.reshape(-1, dtype.itemsize).any(axis=1)
-    position = int(elements.argmax())
+    is_other_byte = np.frombuffer(first, np.uint8) != np.frombuffer(second, np.uint8)
+    is_other_element = is_other_byte.reshape(-1, dtype.itemsize).any(axis=1)
+    position = int(is_other_element.argmax())
     one, other = (np.frombuffer(part, dtype)[position].item() for part in (first, second))
-    if elements.size == 1:
+    if is_other_element.size == 1:
         return f"{one!r} against {other!r}"
     unit = "bytes" if dtype.itemsize == 1 else "elements"
     where = f"the first at {position}: {one!r} against {other!r}"
-    return f"{np.count_nonzero(elements)} of {elements.size} {unit} differ, {where}"
+    return f"{np.count_nonzero(is_other_element)} of {is_other_element.size} {unit} differ, {where}"
 
 
 def _shown(content: bytes, head: str) -> str:
@@ -390,20 +397,23 @@ def _is_rounded(array: np.ndarray[Any, Any]) -> bool:
 
 def _coarse(array: np.ndarray[Any, Any]) -> bytes:
     """Return an array's magnitude and the means of its quarters. Integers are summed without rounding."""
+    # The quarters differ by one element at most.
     num_parts = min(4, array.size)
     quotient, remainder = divmod(array.size, num_parts)
     sizes = [quotient + (part < remainder) for part in range(num_parts)]
-    total: float = 0
+    absolute_sum: float = 0
     sums: list[float] = [0] * num_parts
     with np.errstate(all="ignore"):
         for part, size in enumerate(sizes):
             begin = sum(sizes[:part])
             for block in map(_summable, _blocks(array, begin, begin + size)):
-                total += np.abs(block).sum().item()
+                absolute_sum += np.abs(block).sum().item()
                 sums[part] += block.sum().item()
-    magnitude = total / array.size
+    magnitude = absolute_sum / array.size
+    # All elements are 0, or the sum has overflowed.
     if not 0 < magnitude < math.inf:
         return str(magnitude).encode()
+    # Round the magnitude to eighths of a power of two, and the means to sixteenths of the magnitude.
     means = [round(part_sum / size / magnitude * 16) for part_sum, size in zip(sums, sizes, strict=True)]
     return repr((round(math.log2(magnitude) * 8), means)).encode()
 

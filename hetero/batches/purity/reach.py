@@ -129,13 +129,15 @@ def is_user_class(kind: type) -> bool:
 def user_modules() -> list[ModuleType]:
     """Return the script and the user's other modules that are imported."""
     # If the script is imported as another module, __main__ is another program, whose globals may have the same names.
-    others = set(SCRIPT_NAMES) - {SCRIPT_MODULE} if SCRIPT_MODULE in sys.modules else set()
+    left_out = set(SCRIPT_NAMES) - {SCRIPT_MODULE} if SCRIPT_MODULE in sys.modules else set()
     # Some libraries put None or other objects into sys.modules.
-    modules: list[Any] = [module for name, module in list(sys.modules.items()) if name not in others]
+    modules: list[Any] = [module for name, module in list(sys.modules.items()) if name not in left_out]
     return [each for each in modules if isinstance(each, ModuleType) and _is_user(vars(each))][:_MAX_ITEMS]
 
 
 class _Walk:
+    """One search. Call `push` for each object where the search starts, and then `run`."""
+
     def __init__(self) -> None:
         self.found = Reach()
         self._queue: deque[tuple[Any, int]] = deque()
@@ -144,15 +146,21 @@ class _Walk:
         self._user_modules = user_modules()
 
     def push(self, value: Any, depth: int) -> None:
+        """Queue an object, unless it was visited, is a plain value, or too many were visited.
+
+        ``depth`` counts the objects on the way from a function or class, each of which holds the next one.
+        """
         if isinstance(value, _SCALARS) or id(value) in self._seen or len(self._seen) >= _MAX_OBJECTS:
             return
         self._seen[id(value)] = value
         self._queue.append((value, depth))
 
     def leave_out(self, value: Any) -> None:
+        """Do not visit an object. It counts as visited already."""
         self._seen[id(value)] = value
 
     def run(self) -> None:
+        """Visit all objects in the queue, and the objects that they lead to."""
         while self._queue:
             self._visit(*self._queue.popleft())
 
@@ -263,6 +271,7 @@ class _Walk:
         return value
 
     def _note(self, place: Place) -> None:
+        """Record a place that the code reads, unless too many are recorded."""
         if len(self.found.places) < _MAX_ITEMS:
             self.found.places.setdefault(place.label, place)
 
@@ -299,6 +308,7 @@ def _class_places(kind: type) -> Iterator[Place]:
 
 def _held_by(label: str, function: Any) -> Iterator[Place]:
     """Yield the values that a registered function holds."""
+    # Each owner of values, see `Place.owner`, with the names of its values.
     owners: list[tuple[Any, Iterable[str]]] = []
     runs: frozenset[CodeType] = frozenset()
     if isinstance(function, functools.partial):
@@ -346,6 +356,7 @@ def _prefix(module: str) -> str:
 def _is_user(namespace: Mapping[str, Any]) -> bool:
     """Return whether a namespace belongs to the script, or to another module that the user wrote."""
     file = namespace.get("__file__")
+    # The script belongs to the user, also without a file, as in a notebook. But a module of hetero may run as __main__.
     if namespace.get("__name__") in SCRIPT_NAMES:
         return not isinstance(file, str) or not _is_inside(os.path.realpath(file), (_HETERO,))
     return isinstance(file, str) and _is_user_file(file, _script_folder())

@@ -111,8 +111,8 @@ class _Digest:
         self._is_plain = is_plain
         self._num_bytes = 0
         self._depth = 0
-        # The dictionary keeps the objects alive, because a new object could get the id of a freed one.
         self._known: dict[int, tuple[bytes, Any]] = {}
+        """For each visited object, by its id: its digest and itself. A new object could get the id of a freed one."""
 
     def of(self, value: Any) -> bytes:
         """Return the digest of a value inside the walk."""
@@ -172,6 +172,7 @@ class _Digest:
         return self._hash(name, digest(value))
 
     def _of_items(self, name: str, items: Collection[Any]) -> bytes:
+        """Return the digest of a container of this type name with these items, in order."""
         self._count(len(items))
         # Hash scalars all at once, because a list of files may have millions of items.
         if _SCALARS.issuperset(map(type, items)):
@@ -184,6 +185,7 @@ class _Digest:
         return blake2b(b"%d %s" % (len(name), _encoded(name)) + data, digest_size=16).digest()
 
     def _count(self, num_bytes: int) -> None:
+        """Count bytes that are hashed. Raise `_TooLargeError` if a plain value has too many."""
         self._num_bytes += num_bytes
         if self._is_plain and self._num_bytes > _MAX_PLAIN_BYTES:
             raise _TooLargeError

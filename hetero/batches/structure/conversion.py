@@ -137,6 +137,7 @@ class _Flattener:
         self.list_items_left = limits.max_list_items
 
     def tree(self, value: Any, depth: int) -> Tree:
+        """Return the tree of a value with ``depth`` containers around it, and add its leaves."""
         self.nodes_left -= 1
         if self.nodes_left < 0:
             raise Unsendable(f"the batch has more than {self.limits.max_nodes} parts; use tensors or arrays instead")
@@ -159,10 +160,12 @@ class _Flattener:
         return self._container(value, kind, depth)
 
     def _container(self, value: Any, kind: type, depth: int) -> Tree:
+        """Return the tree of a container. Reject a value of a type that cannot be sent."""
         if depth >= self.limits.max_depth:
             raise Unsendable(f"the batch nests deeper than {self.limits.max_depth} levels")
         if kind is list:
             item_kinds = set(map(type, value)) if len(value) >= _MIN_LEAF_ITEMS else set()
+            # A long list of one plain type becomes a leaf.
             if len(item_kinds) == 1 and item_kinds <= _PLAIN_TYPES:
                 # A list with an integer of more than 64 bits stays in the tree.
                 with suppress(OverflowError):
@@ -180,11 +183,11 @@ class _Flattener:
                 raise Unsendable(
                     f"a {kind.__name__} can be sent of numbers, short str and bytes, and tuples of these only"
                 )
-            return SetTree(self._apart(items, kind), kind is frozenset)
+            return SetTree(self._without_collisions(items, kind), kind is frozenset)
         return self._record(value, kind, depth)
 
     def _mapping(self, value: Mapping[Any, Any], depth: int) -> MappingTree:
-        keys = self._apart(tuple([self._key(key, depth) for key in value]), type(value))
+        keys = self._without_collisions(tuple([self._key(key, depth) for key in value]), type(value))
         return MappingTree(keys, self._children(value.items(), depth), type(value) is collections.OrderedDict)
 
     def _record(self, value: Any, kind: type, depth: int) -> RecordTree:
@@ -206,6 +209,7 @@ class _Flattener:
         return RecordTree(module, kind.__qualname__, names, values)
 
     def _children(self, items: Iterable[tuple[object, Any]], depth: int) -> tuple[Tree, ...]:
+        """Return the trees of the values in a container. Each value comes with its step of the path."""
         children = []
         for step, item in items:
             self.path.append(step)
@@ -214,10 +218,12 @@ class _Flattener:
         return tuple(children)
 
     def _key(self, key: object, depth: int) -> Tree:
+        """Return the tree of a mapping's key. Reject a key that cannot be sent."""
         # Nearly all keys are text, which needs no walk.
         if type(key) is str:
             self._check_name(key)
             return key
+        # A list is not hashable, so it stands for a key of a type that cannot be sent.
         tree = self.tree(key, depth + 1) if type(key) in _KEY_TYPES else ListTree(())
         if not is_hashable(tree):
             raise Unsendable(
@@ -226,7 +232,8 @@ class _Flattener:
             )
         return tree
 
-    def _apart(self, items: tuple[Tree, ...], kind: type) -> tuple[Tree, ...]:
+    def _without_collisions(self, items: tuple[Tree, ...], kind: type) -> tuple[Tree, ...]:
+        """Return keys or items of a set unchanged. Reject them if too many have the same hash."""
         if collide(items):
             raise Unsendable(
                 f"more than {MAX_EQUAL_HASHES} keys or items of a {kind.__name__} have the same hash, as integers of "
@@ -241,12 +248,14 @@ class _Flattener:
             raise Unsendable(f"the key {name!r:.60} is not UTF-8 of at most {self.limits.max_inline_bytes} bytes")
 
     def _text(self, value: str | bytes) -> Tree:
+        """Return a short text unchanged. Make a long text, or a text that is not UTF-8, a leaf."""
         limit = self.limits.max_inline_bytes
         if len(value) <= limit and (isinstance(value, bytes) or (_is_utf8(value) and len(value.encode()) <= limit)):
             return value
         return self._leaf(text_leaf("scalar", (value,), self.bytes_left))
 
     def _plain_list(self, items: list[Any], kind: type) -> Tree:
+        """Make a long list of one plain type a leaf. Raise `OverflowError` if an integer has more than 64 bits."""
         self.list_items_left -= len(items)
         if self.list_items_left < 0:
             raise Unsendable(
@@ -255,6 +264,7 @@ class _Flattener:
         return self._leaf(list_leaf(items, kind, self.bytes_left))
 
     def _leaf(self, leaf: Leaf) -> LeafRef:
+        """Add a leaf, and return a reference to it."""
         if len(self.leaves) >= self.limits.max_leaves:
             raise Unsendable(f"the batch has more than {self.limits.max_leaves} tensors and arrays; stack some of them")
         self.bytes_left -= leaf.nbytes
@@ -290,6 +300,7 @@ def type_name(kind: type) -> str:
 def _advice(kind: type) -> str:
     """Return advice about a type that cannot be sent."""
     for base in kind.__mro__[1:]:
+        # The class of torch's jagged tensors.
         if kind.__name__ == "NestedTensor" and base.__module__ == "torch":
             return NESTED_ADVICE
         if base.__module__ == "torch" and base.__name__ == "Tensor":
@@ -392,6 +403,7 @@ class _Builder:
         self.num_used = 0
 
     def build(self, tree: Tree) -> Any:
+        """Return the value of a tree. Leaves must be mentioned in order, each of them once."""
         if isinstance(tree, LeafRef):
             if tree.index != self.num_used or tree.index >= len(self.leaves):
                 raise ProtocolError(f"a batch mentions leaf {tree.index}, expected {self.num_used}")

@@ -25,6 +25,7 @@ def array_strides(array: np.ndarray[Any, Any]) -> tuple[int, ...]:
         return ()
     # Sort the dimensions as NumPy does. Without gaps or overlaps the result has the memory order of the array itself.
     order = sorted(range(array.ndim), key=lambda dim: -abs(array.strides[dim]))
+    # In Fortran order, the strides of dimensions with one element may be out of order, and NumPy ignores them.
     if array.flags.f_contiguous:
         order = list(range(array.ndim))[::-1]
     strides, stride = [0] * array.ndim, 1

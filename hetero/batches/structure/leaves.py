@@ -194,6 +194,7 @@ def numpy_leaf(value: Any, max_bytes: int) -> Leaf:
         raise Unsendable(f"{type(value).__name__} of {value.dtype.str!r} cannot be sent; {_dtype_advice(value.dtype)}")
     if type(value) is not np.ndarray:
         array = np.asarray(value)
+        # NumPy cuts zeros off the end of a text.
         if array.dtype.kind in "US" and array[()] != value:
             raise Unsendable(f"a {type(value).__name__} that ends in zeros cannot be sent; convert it to str or bytes")
         return _fixed("scalar", name, array, max_bytes)
@@ -414,14 +415,16 @@ def _owner(torch: Any, data: Any) -> Any:
     owner: Any = getattr(getattr(data, "obj", None), "base", None)
     if type(owner) is not torch.Tensor or owner.dtype is not torch.uint8 or owner.ndim != 1:
         return None
-    is_there = owner.is_contiguous() and owner.data_ptr() == np.frombuffer(data, np.uint8).ctypes.data
-    return owner if is_there else None
+    begins_there = owner.is_contiguous() and owner.data_ptr() == np.frombuffer(data, np.uint8).ctypes.data
+    return owner if begins_there else None
 
 
 def _split(leaf: Leaf) -> list[Any]:
     """Return the elements of a leaf of str or bytes, which vary in length."""
+    # The data has the lengths of all elements first, and then the elements.
     num_items = leaf.shape[0] if leaf.shape else 1
     start = num_items * _LENGTH.itemsize
+    # `frombuffer` rejects empty data.
     lengths = np.frombuffer(leaf.data[:start], _LENGTH) if num_items else np.empty(0, _LENGTH)
     if start + int(lengths.sum(dtype=np.uint64)) != leaf.nbytes:
         raise ProtocolError(f"the elements of a {leaf.dtype} leaf do not add up to its {leaf.nbytes} bytes")
@@ -456,10 +459,11 @@ def _torch_dtypes() -> dict[str, Any]:
         import torch
     except ImportError:
         return {}
-    names = {"bool": "bool", "c64": "complex64", "c128": "complex128", **_TORCH_ONLY}
+    # hetero's ``u8`` is torch's ``uint8``. The other dtypes have names of their own.
+    special_names = {"bool": "bool", "c64": "complex64", "c128": "complex128", **_TORCH_ONLY}
     kinds = {"u": "uint", "i": "int", "f": "float"}
-    full = {name: names.get(name, kinds.get(name[0], "") + name[1:]) for name in _ITEM_BYTES}
-    return {name: getattr(torch, attribute) for name, attribute in full.items() if hasattr(torch, attribute)}
+    torch_names = {name: special_names.get(name, kinds.get(name[0], "") + name[1:]) for name in _ITEM_BYTES}
+    return {name: getattr(torch, attribute) for name, attribute in torch_names.items() if hasattr(torch, attribute)}
 
 
 @cache

@@ -38,8 +38,8 @@ class _Hello:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the bytes cannot be the start of a greeting."""
-        return not (self.received + GREETING[len(self.received) :]).startswith(GREETING)
+        """Whether the bytes cannot be the start of a greeting. False before the first byte."""
+        return not (self.received.startswith(GREETING) or GREETING.startswith(self.received))
 
 
 class _RareWarning:
@@ -65,8 +65,7 @@ class Greeter:
         name: Name of the thread.
         expected: Name of the bytes that a peer must show, for the log.
         was_valid: Returns whether these bytes were valid earlier. A peer with such bytes is rejected, but not counted
-        as
-            unauthenticated.
+            as unauthenticated.
     """
 
     def __init__(
@@ -158,16 +157,18 @@ class Greeter:
             self._warn_of_rejected("rejected a connection, TLS: %s (%d so far)", error, self.num_rejected)
             self._reject(peer)
             return
-        if received is None:
+        if received is None:  # no byte has arrived
             return
         hello.received += received
         is_complete = len(hello.received) == _HELLO_BYTES
+        # Empty bytes mean that the peer has left. Otherwise wait for the rest of a greeting that may still be right.
         if received and not hello.is_wrong and not is_complete:
             return
         self._forget(peer)
         shown = hello.received[len(GREETING) :]
         if is_complete and not hello.is_wrong and self._admit(peer, shown):
             return
+        # A peer that has left before the end of its greeting does not count as unauthenticated.
         if hello.is_wrong or (is_complete and not self._was_valid(shown)):
             self.num_rejected += 1
             # Log none of the bytes that the peer sent, because it chose them.
@@ -177,6 +178,7 @@ class Greeter:
         self._reject(peer)
 
     def _forget(self, peer: UnauthenticatedPeer) -> None:
+        """Stop reading from a peer, without closing its connection."""
         if self._peers.pop(peer, None) is not None:
             # The peer may not have been registered yet.
             with contextlib.suppress(KeyError):

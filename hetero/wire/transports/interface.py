@@ -83,6 +83,7 @@ class Connection(ABC):
         if not self.receive_into(memoryview(prefix), deadline_s=deadline_s, may_end=True):
             return None
         size = _size(prefix, max_bytes)
+        # A short message is usually in the buffer completely, and can be copied at once.
         if size <= self._end - self._begin:
             self._begin += size
             return bytes(self._buffer[self._begin - size : self._begin])
@@ -98,20 +99,21 @@ class Connection(ABC):
         Raises:
             ProtocolError, OSError: As in `receive_message`, and OSError also if the other side ended the connection.
         """
-        part = self._arriving
+        arrived = self._arriving
         while True:
+            # First receive the length of the message, then as many bytes as this length announces.
             wanted = _LENGTH.size
-            if len(part) >= _LENGTH.size:
-                wanted += _size(part[: _LENGTH.size], max_bytes)
-                if len(part) == wanted:
+            if len(arrived) >= _LENGTH.size:
+                wanted += _size(arrived[: _LENGTH.size], max_bytes)
+                if len(arrived) == wanted:
                     break
-            room = memoryview(bytearray(wanted - len(part)))
+            room = memoryview(bytearray(wanted - len(arrived)))
             size = self.receive_now(room)
             if not size:
                 return None
-            part += room[:size]
+            arrived += room[:size]
         self._arriving = bytearray()
-        return bytes(part[_LENGTH.size :])
+        return bytes(arrived[_LENGTH.size :])
 
     def receive_now(self, room: memoryview) -> int:
         """Receive payload that has arrived into ``room``. Return its length, 0 if nothing has arrived. Does not block.
@@ -121,6 +123,7 @@ class Connection(ABC):
         Raises:
             OSError: If the connection failed, was shut down, or ended.
         """
+        # Return the bytes in the buffer first. If it is empty, receive many bytes directly, and few through the buffer.
         if self._begin == self._end:
             if len(room) >= _DIRECT_BYTES:
                 return self._take_arrived(room)
@@ -161,12 +164,14 @@ class Connection(ABC):
         """
         filled = 0
         while filled < len(room):
+            # Take the bytes in the buffer first.
             if self._begin < self._end:
                 size = min(len(room) - filled, self._end - self._begin)
                 room[filled : filled + size] = self._buffer[self._begin : self._begin + size]
                 self._begin += size
                 filled += size
                 continue
+            # Receive few missing bytes through the buffer, which the next round reads, and many bytes directly.
             if len(room) - filled < _DIRECT_BYTES:
                 size = self._refill(deadline_s)
             else:

@@ -83,7 +83,7 @@ class SocketConnection(Connection):
         give_up_s = time.monotonic() + CONNECT_TIMEOUT_S
         while True:
             self._check(deadline_s)
-            # This blocks for one second at most.
+            # This blocks for one second at most. Further calls wait for the same attempt. EISCONN means success too.
             code = self._socket.connect_ex(place)
             if code in (0, errno.EISCONN):
                 return
@@ -93,33 +93,38 @@ class SocketConnection(Connection):
                 raise TimeoutError(errno.ETIMEDOUT, f"no connection within {CONNECT_TIMEOUT_S:g} s")
 
     def _send(self, pieces: list[memoryview], deadline_s: float) -> None:
+        """See `Connection._send`."""
         while pieces:
             self._check(deadline_s)
             try:
                 # MSG_NOSIGNAL is needed, because a script may have restored SIGPIPE's default action, which ends the
                 # process.
                 sent = self._socket.sendmsg(pieces[:_MAX_PIECES], (), socket.MSG_NOSIGNAL)
-            except BlockingIOError:
+            except BlockingIOError:  # a second is over, so check the deadline again
                 continue
             pieces = _after(pieces, sent)
 
     def _send_now(self, pieces: list[memoryview]) -> Callable[[], None] | None:
+        """See `Connection._send_now`."""
         self._check(math.inf)
         try:
             while pieces:
                 sent = self._socket.sendmsg(pieces[:_MAX_PIECES], (), _SEND_NOW)
                 pieces = _after(pieces, sent)
         except BlockingIOError:
+            # Do not call the method of a subclass, which would encrypt the pieces a second time.
             return functools.partial(SocketConnection._send, self, pieces, math.inf)
         return None
 
     def _peek(self) -> bytes | None:
+        """See `Connection._peek`."""
+        # Without the lock, another thread could close the descriptor now, and a new connection could have it.
         with self._closing:
             try:
                 return self._socket.recv(1, _PEEK_NOW)
-            except BlockingIOError:
+            except BlockingIOError:  # nothing has arrived
                 return None
-            except OSError:
+            except OSError:  # a failed connection counts as ended
                 return b""
 
     def _receive_now(self, room: memoryview) -> int | None:
@@ -129,6 +134,7 @@ class SocketConnection(Connection):
             return None
 
     def _receive(self, room: memoryview, deadline_s: float, *, is_whole: bool = False) -> int:
+        """See `Connection._receive`."""
         flags = socket.MSG_WAITALL if is_whole else 0
         # To save wake-ups, the kernel wakes this thread only when `_WAKE_BYTES` have arrived. The last `_WAKE_BYTES`
         # are left for another call, or the kernel could wait for bytes that never arrive.
@@ -141,7 +147,7 @@ class SocketConnection(Connection):
                 self._check(deadline_s)
                 try:
                     return self._socket.recv_into(room, len(room), flags)
-                except BlockingIOError:
+                except BlockingIOError:  # a second is over, so check the deadline again
                     continue
         finally:
             if has_much:
@@ -227,11 +233,12 @@ class SocketListener(Listener):
 
 def _after(pieces: list[memoryview], num_bytes: int) -> list[memoryview]:
     """Return the pieces without their first ``num_bytes`` bytes."""
-    first = 0
-    while first < len(pieces) and num_bytes >= len(pieces[first]):
-        num_bytes -= len(pieces[first])
-        first += 1
-    rest = pieces[first:]
+    # Count the pieces that lie completely in these bytes. The next piece may lie there in part.
+    num_whole = 0
+    while num_whole < len(pieces) and num_bytes >= len(pieces[num_whole]):
+        num_bytes -= len(pieces[num_whole])
+        num_whole += 1
+    rest = pieces[num_whole:]
     if num_bytes:
         rest[0] = rest[0][num_bytes:]
     return rest

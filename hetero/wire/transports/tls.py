@@ -60,8 +60,10 @@ class _TlsPeer(SocketPeer):
 
     def receive(self, max_bytes: int) -> bytes | None:
         """See `UnauthenticatedPeer.receive`."""
-        data = super().receive(_RECORD_BYTES)
-        return self._decrypt(data, max_bytes) or None if data else data
+        encrypted = super().receive(_RECORD_BYTES)
+        if not encrypted:  # nothing has arrived, or the peer has left
+            return encrypted
+        return self._decrypt(encrypted, max_bytes) or None
 
     def admit(self) -> Connection:
         """See `UnauthenticatedPeer.admit`."""
@@ -110,6 +112,7 @@ class TlsConnection(SocketConnection):
         try:
             self._shake_hands(min(deadline_s, give_up_s))
         except DeadlineError:
+            # The caller's deadline has passed. If not, the bound of the handshake has passed.
             if give_up_s > deadline_s:
                 raise
             raise TimeoutError(errno.ETIMEDOUT, f"no TLS handshake within {CONNECT_TIMEOUT_S:g} s") from None
@@ -139,6 +142,7 @@ class TlsConnection(SocketConnection):
             raise TlsError("it speaks TLS, but is not an endpoint of hetero")
 
     def _flush(self, deadline_s: float) -> None:
+        """Send the bytes that the session has for the other side."""
         waiting = self._session.outgoing()
         if waiting:
             super()._send([memoryview(waiting)], deadline_s)
@@ -150,6 +154,7 @@ class TlsConnection(SocketConnection):
         return size
 
     def _send(self, pieces: Sequence[memoryview], deadline_s: float) -> None:
+        """Encrypt the pieces and send them. See `Connection._send`."""
         for piece in _joined(pieces):
             for begin in range(0, len(piece), _SEND_BYTES):
                 self._check(deadline_s)
@@ -162,6 +167,7 @@ class TlsConnection(SocketConnection):
         return super()._send_now([memoryview(encrypted)])
 
     def _receive_now(self, room: memoryview) -> int | None:
+        """Decrypt data that has arrived. See `Connection._receive_now`."""
         while True:
             size = self._session.decrypt(room)
             if size:
@@ -172,6 +178,7 @@ class TlsConnection(SocketConnection):
             self._session.take(self._arrived[:taken])
 
     def _receive(self, room: memoryview, deadline_s: float, *, is_whole: bool = False) -> int:
+        """Receive and decrypt data. See `Connection._receive`."""
         # Do not use SO_RCVLOWAT, because the kernel does not count bytes that OpenSSL has already read.
         filled = 0
         while True:

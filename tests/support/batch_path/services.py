@@ -9,6 +9,7 @@ from typing import Any
 from hetero.control.members.directory import EndpointRecord
 from hetero.endpoint.compute import Compute
 from hetero.endpoint.link import Call, EndpointLink
+from hetero.endpoint.options import EndpointOptions
 from hetero.endpoint.replies import Reply
 from hetero.endpoint.service import DataServicer
 from hetero.wire import channels
@@ -24,17 +25,15 @@ def make_service(
     compute: Compute, *, address: str = "127.0.0.1", transport: Transport = TCP, limits: Limits | None = None
 ) -> DataServicer:
     """Return the service of a host's only endpoint."""
-    return DataServicer(
-        compute,
+    options = EndpointOptions(
+        host="algo-1",
         address=address,
-        max_requests=8,
-        name="algo-1/0",
-        worker_index=0,
-        num_workers=1,
-        sample_time_s=0.0,
-        limits=limits or Limits(),
-        transport=transport,
+        num_endpoints=1,
+        job_id="job",
+        index=0,
+        max_batch_bytes=(limits or Limits()).max_batch_bytes,
     )
+    return DataServicer(compute, options, max_requests=8, transport=transport)
 
 
 def echo(request: bytes, _reply: Reply) -> EncodedBatch | bytes | None:
