@@ -59,14 +59,15 @@ class SkipLog:
         Raises:
             DatasetError: If the total exceeds ``max_skips``. The error lists the samples.
         """
+        # A batch lists only the first of its skipped samples. All of them are counted.
         samples = [
             SkippedSample(index=skip.index, epoch=skips.epoch, host=skips.host, exception=skip.exception)
             for skip in skips.listed
         ]
         for number, sample in enumerate(samples[: MAX_LISTED - len(self._listed)], self._count + 1):
             logger.warning("loader %s skipped %s (%d of at most %d)", self._loader, sample, number, self._max_skips)
-        # A new tuple, because another thread may be reading the old one. It is short, because every heartbeat of the
-        # host carries it.
+        # Make a new tuple, because another thread may be reading the old one. The tuple is short, because every
+        # heartbeat of the host carries it.
         self._listed = (*self._listed, *samples)[:MAX_LISTED]
         self._count += skips.num_skipped
         if self._count > self._max_skips:
