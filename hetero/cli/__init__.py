@@ -51,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser = _make_parser()
+    # argparse would take the script's options for options of the command.
     command, script_args = config.split_at_script(parser, arguments)
     try:
         try:
@@ -58,12 +59,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             namespace.script_args = script_args
             status: int = namespace.run(namespace)
         finally:
-            # Flush what the parser has written. A failed write at the interpreter's exit would give status 120.
+            # Flush what the parser has written, for example the help. If standard output is closed, a failed write at
+            # the interpreter's exit would give status 120.
             say("")
         return status
     except HeteroError as error:
         complain(f"hetero: error HET-{int(error.exit_code):02d}: {error}\n")
         return int(error.exit_code)
+    # The program that reads the output, such as `head`, has ended.
     except BrokenPipeError:
         discard(1)
         return 128 + signal.SIGPIPE

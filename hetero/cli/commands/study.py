@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from pathlib import Path
 
 from hetero.cli.arguments import Subparsers, add_list, pairs
@@ -38,14 +39,10 @@ def add(commands: Subparsers) -> None:
         "NUMBER",
         "go on although this check, such as ST-03, found an error. Repeat for several checks",
     )
-    parser.set_defaults(run=_run)
+    parser.set_defaults(run=functools.partial(run_interruptible, _run))
 
 
 def _run(namespace: argparse.Namespace) -> int:
-    return run_interruptible("study", lambda: _execute(namespace))
-
-
-def _execute(namespace: argparse.Namespace) -> int:
     """Check and run the study of a file, and write its results. With ``--dry-run``, only show its plan."""
     import logging
 
