@@ -70,6 +70,7 @@ def examine_descriptors(snapshot: Snapshot) -> list[Diagnosis]:
 
 
 def _shown(limit: int) -> str:
+    """Return the number of files in words that follow "may open"."""
     return "any number of" if limit == resource.RLIM_INFINITY else str(limit)
 
 
@@ -114,57 +115,47 @@ def examine_memory(_snapshot: Snapshot) -> list[Diagnosis]:
 
 def examine_disk(snapshot: Snapshot) -> list[Diagnosis]:
     """Write to the folder for temporary files and to the platform's folders, and check their free space."""
-    diagnoses = _temporary()
-    for folder, what in _folders(snapshot).items():
-        if folder.is_dir():
-            diagnoses.append(_look(folder, what, is_writable=_is_writable(folder)))
-    return diagnoses
-
-
-def _folders(snapshot: Snapshot) -> dict[Path, str]:
-    """Return the folders that a job writes to, with what it writes there."""
-    folders, output = snapshot.platform.folders, snapshot.options.output_dir
-    found = {
+    folders, output_dir = snapshot.platform.folders, snapshot.options.output_dir
+    contents = {
         folders.failure.parent: "the failure file and the report",
         folders.model: "the model",
         folders.checkpoints: "checkpoints",
     }
-    if output is not None:
-        found[output.absolute()] = "the report (--output-dir)"
-    return found
+    if output_dir is not None:
+        contents[output_dir.absolute()] = "the report (--output-dir)"
+    diagnoses = [_examine_folder(folder, what) for folder, what in contents.items() if folder.is_dir()]
+    return [_examine_temporary(), *diagnoses]
 
 
-def _temporary() -> list[Diagnosis]:
+def _examine_temporary() -> Diagnosis:
     """Make a folder as a launcher does, because some file systems cannot make a folder private to one user."""
-    to_do = "set TMPDIR to a folder of this user on a local disk with free space"
+    folder = Path(tempfile.gettempdir())
     try:
-        with private_folder("hetero-doctor-") as folder:
-            (folder / "file").write_bytes(b"\0" * 4096)
+        with private_folder("hetero-doctor-"):
+            return _examine_folder(folder, "temporary files")
     except (ConfigError, OSError) as problem:
-        return [error(f"cannot make a private folder in {tempfile.gettempdir()}: {problem}", to_do)]
-    return [_look(Path(tempfile.gettempdir()), "temporary files", is_writable=True)]
+        to_do = "set TMPDIR to a folder of this user on a local disk with free space"
+        return error(f"cannot make a private folder in {folder}: {problem}", to_do)
 
 
-def _look(folder: Path, what: str, *, is_writable: bool) -> Diagnosis:
-    """Return whether a folder can be written to and has enough space."""
+def _examine_folder(folder: Path, what: str) -> Diagnosis:
+    """Return whether a folder can be written to and has enough free space.
+
+    Args:
+        folder: The folder, which exists.
+        what: What a job writes to the folder.
+    """
     facts = os.statvfs(folder)
     free = facts.f_bavail * facts.f_frsize
-    found = f"{folder} ({what}) has {bytes_text(free)} free"
     details = {"folder": str(folder), "free_bytes": free}
-    to_do = f"free space on the file system of {folder}, or give the host a larger volume"
-    if not is_writable:
-        return error(
-            f"{folder} ({what}) cannot be written to", f"give this user the right to write to {folder}", **details
-        )
-    if free < _LEAST_BYTES:
-        return error(f"{found}: a job would end with HET-24, or lose its checkpoint", to_do, **details)
-    return ok(found, **details)
-
-
-def _is_writable(folder: Path) -> bool:
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"\0" * 4096)
     except OSError:
-        return False
-    return True
+        to_do = f"give this user the right to write to {folder}"
+        return error(f"{folder} ({what}) cannot be written to", to_do, **details)
+    found = f"{folder} ({what}) has {bytes_text(free)} free"
+    if free < _LEAST_BYTES:
+        to_do = f"free space on the file system of {folder}, or give the host a larger volume"
+        return error(f"{found}: a job would end with HET-24, or lose its checkpoint", to_do, **details)
+    return ok(found, **details)

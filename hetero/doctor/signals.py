@@ -48,8 +48,10 @@ class ProcessFacts:
     def program(self) -> str:
         """Name of the program. For an interpreter that runs a script, the name of the script."""
         names = [PurePath(word).name for word in self.command] or [""]
+        # With -c, the code is in the command line and has no name.
         if names[0].startswith(_INTERPRETER) and "-c" not in names[1:2]:
             return next((name for name in names[1:] if name and not name.startswith("-")), names[0])
+        # The name of a login shell begins with a dash.
         return names[0].lstrip("-")
 
     @property
@@ -68,13 +70,14 @@ def examine(snapshot: Snapshot) -> list[Diagnosis]:
     # The platform's torchrun or mpirun starts several launchers of one job, but never launchers of several jobs.
     pid = min(process.pid for process in launchers) if len(jobs) == 1 else os.getpid()
     is_job = snapshot.cluster is not None
-    own = judge(ancestry(os.getpid()), is_launcher=False, is_job=is_job)
-    if pid == os.getpid():
-        return own
+    of_this_process = judge(ancestry(os.getpid()), is_launcher=False, is_job=is_job)
+    # The launcher may have ended meanwhile. Then its chain is empty.
     chain = ancestry(pid)
-    # The process may have ended meanwhile. Then the chain is empty.
-    found = judge(chain, is_launcher=True, is_job=is_job) if chain else []
-    return [*found, *(diagnosis for diagnosis in own if diagnosis.level is Level.ERROR or not found)]
+    if pid == os.getpid() or not chain:
+        return of_this_process
+    # With a launcher, this process matters only if a launcher that it started could not be stopped.
+    errors = [diagnosis for diagnosis in of_this_process if diagnosis.level is Level.ERROR]
+    return [*judge(chain, is_launcher=True, is_job=is_job), *errors]
 
 
 def ancestry(pid: int) -> list[ProcessFacts]:
@@ -87,12 +90,11 @@ def ancestry(pid: int) -> list[ProcessFacts]:
         except OSError:
             break
         fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-        masks = {name: bool(int(fields[name], 16) & _BIT) for name in ("SigCgt", "SigIgn", "SigBlk")}
+        # The kernel writes the signals that a process catches, ignores and blocks as bits of hexadecimal numbers.
+        catches, ignores, blocks = (bool(int(fields[name], 16) & _BIT) for name in ("SigCgt", "SigIgn", "SigBlk"))
+        # Threads of the kernel have no command line.
         words = tuple(command.rstrip("\0").split("\0")) if command else (fields["Name"].strip(),)
-        facts = ProcessFacts(
-            pid=pid, command=words, catches=masks["SigCgt"], ignores=masks["SigIgn"], blocks=masks["SigBlk"]
-        )
-        chain.insert(0, facts)
+        chain.insert(0, ProcessFacts(pid=pid, command=words, catches=catches, ignores=ignores, blocks=blocks))
         pid = int(fields["PPid"])
     return chain
 

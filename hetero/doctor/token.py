@@ -48,10 +48,11 @@ def _token(snapshot: Snapshot) -> list[Diagnosis]:
 
 
 def _elsewhere(snapshot: Snapshot) -> list[Diagnosis]:
-    """Return an error for each place with a token where hetero does not read it."""
+    """Return an error for each place with a token where hetero does not read one, such as a hyperparameter."""
     places = [f"the variable {name}" for name in snapshot.environ if name.lower() == _ELSEWHERE]
     try:
         parameters = snapshot.platform.parameters()
+    # `hetero launch` reports hyperparameters that cannot be read.
     except ConfigError:
         parameters = None
     if parameters is not None and _ELSEWHERE in parameters.values:
