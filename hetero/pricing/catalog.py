@@ -200,7 +200,10 @@ def parse_prices(content: object, *, where: str, region: str | None) -> dict[str
 
 
 def _find(infos: Mapping[str, InstanceTypeInfo], instance_type: str) -> InstanceTypeInfo | None:
-    """Return the facts of a type, also if its name states resources (``CPU:16``) or attached accelerators."""
+    """Return the facts of a type, also if its name states resources (``CPU:16``) or attached accelerators.
+
+    An example of attached accelerators is ``n1-standard-16+GPU:4``.
+    """
     info = infos.get(instance_type) or stated_resources(instance_type)
     if info is not None:
         return info
@@ -208,9 +211,10 @@ def _find(infos: Mapping[str, InstanceTypeInfo], instance_type: str) -> Instance
     base, stated = infos.get(machine), stated_resources(resources)
     if base is None or stated is None or not stated.num_accelerators:
         return None
-    # If the text states the accelerators that the type has anyway, the price of the type holds.
+    # If the name states the accelerators that the type has anyway, the facts and the price are those of the type.
     if stated.num_accelerators == base.num_accelerators:
         return dataclasses.replace(base, instance_type=instance_type)
+    # With other accelerators, their kind and the price are not known.
     return dataclasses.replace(
         base,
         instance_type=instance_type,
