@@ -271,6 +271,7 @@ class Ledger:
         return True
 
     def _give_up(self, why: str, what: str) -> None:
+        """Log the first reason and close the file, so that later batches are only counted as lost."""
         if not self._has_given_up:
             logger.error("the ledger %s %s; %s, and training continues", self.path, why, what)
         self._has_given_up = True
@@ -296,7 +297,9 @@ def _resume(descriptor: int) -> tuple[int, bytes]:
     # Read enough for an incomplete last line and the complete line before it.
     start = max(0, size - 2 * MAX_LINE_BYTES)
     tail = os.pread(descriptor, size - start, start)
+    # End of the last complete line in `tail`, 0 without a complete line.
     end = tail.rfind(b"\n") + 1
+    # Without a complete line, the file must be a part of a ledger's first line, or empty. Do not cut other files.
     if end == 0 and (start or (tail and not b'{"ledger":'.startswith(tail[:10]))):
         raise OSError("the file exists and is not a ledger")
     if end < len(tail):
