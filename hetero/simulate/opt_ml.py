@@ -71,7 +71,7 @@ def write_opt_ml(
     for channel in channels:
         if channel.path is not None and channel.path.is_dir():
             (data / channel.name).symlink_to(channel.path.resolve())
-        # The platform puts a single object into the channel's folder.
+        # A channel may be a single object, which the platform puts into the channel's folder.
         elif channel.path is not None:
             (data / channel.name).mkdir()
             (data / channel.name / channel.path.name).symlink_to(channel.path.resolve())
