@@ -226,6 +226,7 @@ def _compare_loaders(
     """Compare the loaders of one rank, or of the whole run by global batches."""
     for mine, their in _pairs([facts for facts, _ in ours], [facts for facts, _ in theirs]):
         if mine is None or their is None:
+            # Only one run has the loader. Its index is the one that is not None.
             label, (facts, table) = ("A", ours[mine]) if mine is not None else ("B", theirs[their or 0])
             findings.differ(f"{where}only {label} has loader {_shown(facts.name)}, with {len(table.keys):,} batches")
             continue

@@ -223,7 +223,7 @@ class Ledger:
             self._release()
 
     def abandon(self) -> None:
-        """Close the file without a last line or a log message. Forks call this, because the parent owns the file."""
+        """Close the file without a last line or a log message, in a forked process. The parent goes on writing it."""
         self._release()
 
     def _open(self) -> None:
@@ -347,6 +347,7 @@ def close_current() -> None:
 
 
 def _after_fork_in_child() -> None:
+    """Forget the ledger in a forked process, because only the parent may write it."""
     global _current, _current_directory, _current_lock
     # Another thread may have held the lock when the process forked.
     _current_lock = threading.Lock()

@@ -271,7 +271,7 @@ class LaunchOptions(ReportOptions):
         return {field.name: str(getattr(self, field.name)) for field in fields}
 
     def __post_init__(self) -> None:
-        # Do not use super(), which does not work in a dataclass with slots.
+        # super() does not work in a dataclass with slots, because the decorator makes another class.
         ReportOptions.__post_init__(self)
         if not self.script:
             raise ConfigError("no training script is given; expected its path after the options")

@@ -45,11 +45,13 @@ def examine_cpus(snapshot: Snapshot) -> list[Diagnosis]:
         diagnoses.append(warning(f"the quota of {quota:g} CPUs is less than the {allowed} visible cores", to_do))
     cluster = snapshot.cluster
     if cluster is not None and cluster.current_group.instance_type and not snapshot.is_simulated:
-        kind = cluster.current_group.instance_type
-        info = Catalogue.load().find(kind)
+        instance_type = cluster.current_group.instance_type
+        info = Catalogue.load().find(instance_type)
         if info is not None and info.vcpus is not None and usable < info.vcpus:
             to_do = "check the container's limits, or the instance type in the description of the cluster"
-            diagnoses.append(warning(f"{usable} CPUs are usable here, and {kind} has {info.vcpus} vCPUs", to_do))
+            diagnoses.append(
+                warning(f"{usable} CPUs are usable here, and {instance_type} has {info.vcpus} vCPUs", to_do)
+            )
     return diagnoses
 
 
@@ -59,12 +61,12 @@ def examine_descriptors(snapshot: Snapshot) -> list[Diagnosis]:
     from hetero.launch.placement import needed_descriptors
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Without a description of a cluster, the job has one host.
     needed = needed_descriptors(max(1, len(snapshot.hosts)))
-    bound = float("inf") if hard == resource.RLIM_INFINITY else hard
     found = f"a process may open {_shown(hard)} files ({_shown(soft)} before it raises its limit)"
     to_do = "raise the hard limit: ulimit -Hn, LimitNOFILE= of a systemd unit, docker run --ulimit nofile=65536"
     details = {"soft": _shown(soft), "hard": _shown(hard), "needed": needed}
-    if bound < needed:
+    if hard != resource.RLIM_INFINITY and hard < needed:
         return [error(f"{found}; a launcher needs about {needed} (it would end with HET-24)", to_do, **details)]
     return [ok(found, **details)]
 
@@ -74,17 +76,16 @@ def _shown(limit: int) -> str:
     return "any number of" if limit == resource.RLIM_INFINITY else str(limit)
 
 
-def examine_shared_memory(snapshot: Snapshot) -> list[Diagnosis]:
+def examine_shared_memory(_snapshot: Snapshot) -> list[Diagnosis]:
     """Check the size and the free space of shared memory."""
-    del snapshot
     to_do = "give the container more shared memory: docker run --shm-size=8g, or --ipc=host"
     try:
         facts = os.statvfs(SHARED_MEMORY)
     except OSError as problem:
         return [error(f"there is no {SHARED_MEMORY} ({problem.strerror}): torch's loader workers and NCCL fail", to_do)]
-    room, free = facts.f_blocks * facts.f_frsize, facts.f_bavail * facts.f_frsize
-    found = f"{SHARED_MEMORY} has {bytes_text(room)}, {bytes_text(free)} of it free"
-    details = {"bytes": room, "free_bytes": free}
+    size, free = facts.f_blocks * facts.f_frsize, facts.f_bavail * facts.f_frsize
+    found = f"{SHARED_MEMORY} has {bytes_text(size)}, {bytes_text(free)} of it free"
+    details = {"bytes": size, "free_bytes": free}
     if not os.access(SHARED_MEMORY, os.W_OK):
         return [error(f"{SHARED_MEMORY} cannot be written to: torch's loader workers and NCCL fail", to_do, **details)]
     if free < _SCARCE_SHARED_BYTES:
@@ -102,14 +103,14 @@ def examine_memory(_snapshot: Snapshot) -> list[Diagnosis]:
     diagnoses = []
     for job, memories in sorted(by_job.items()):
         private, shared = sum(each.private_bytes for each in memories), max(each.shared_bytes for each in memories)
-        most = max(each.private_bytes for each in memories)
+        largest = max(each.private_bytes for each in memories)
         found = (
             f"endpoints{f' of the job {job}' if job else ''}: {len(memories)} processes have {bytes_text(private)} of "
-            f"private memory, at most {bytes_text(most)} in one of them, and share {bytes_text(shared)}"
+            f"private memory, at most {bytes_text(largest)} in one of them, and share {bytes_text(shared)}"
         )
-        diagnoses.append(ok(found, private_bytes=private, largest_private_bytes=most, shared_bytes=shared))
-    if kept := kept_in_memory():
-        diagnoses.append(ok(f"samples that data sets have kept in memory take {bytes_text(kept)}", kept_bytes=kept))
+        diagnoses.append(ok(found, private_bytes=private, largest_private_bytes=largest, shared_bytes=shared))
+    if cached := kept_in_memory():
+        diagnoses.append(ok(f"samples that data sets have kept in memory take {bytes_text(cached)}", kept_bytes=cached))
     return diagnoses or [ok("no endpoint runs here")]
 
 

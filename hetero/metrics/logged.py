@@ -139,20 +139,22 @@ class MetricPattern:
         if not is_metric_name(self.name):
             raise ConfigError(f"metric {printable(self.name, max_chars=60)!r}: expected {_NAME_LIMITS['expected']}")
         try:
-            number = re.compile(self.regex).groups
+            num_groups = re.compile(self.regex).groups
         except re.error as error:
             raise ConfigError(f"metric {self.name}: regex {self.regex!r} cannot be used: {error}") from error
-        if number != 1:
+        if num_groups != 1:
             expected = "one group in parentheses, which is the number"
-            raise ConfigError(f"metric {self.name}: regex has {number} groups; expected {expected}")
+            raise ConfigError(f"metric {self.name}: regex has {num_groups} groups; expected {expected}")
 
     def read(self, line: str) -> float | None:
         """Return the value in a line, or None if the line lacks one. Only the begin of a long line is searched."""
         found = re.search(self.regex, line[:MAX_TEXT_CHARS])
+        # The group is None if it is in an alternative that did not match.
         return None if found is None or found[1] is None else _number(found[1])
 
 
 def _number(text: str) -> float | None:
+    """Return the number in a text, or None if the text is no number or the number is not finite."""
     try:
         value = float(text)
     except ValueError:

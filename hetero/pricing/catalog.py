@@ -123,9 +123,13 @@ class Catalogue:
         Args:
             hosts: Instance types with their numbers of hosts.
         """
-        found = [(self.find(instance_type), count) for instance_type, count in hosts]
-        prices = [None if info is None or info.hourly_usd is None else info.hourly_usd * count for info, count in found]
-        return None if None in prices else sum(price or 0.0 for price in prices)
+        total_usd = 0.0
+        for instance_type, count in hosts:
+            info = self.find(instance_type)
+            if info is None or info.hourly_usd is None:
+                return None
+            total_usd += info.hourly_usd * count
+        return total_usd
 
     def explain(self, instance_type: str) -> str | None:
         """Return one line that explains why a type lacks a price and how to add one. None if it has a price."""
@@ -226,6 +230,7 @@ def _find(infos: Mapping[str, InstanceTypeInfo], instance_type: str) -> Instance
 
 
 def _parse_name(name: object, where: str, key: str) -> str:
+    """Return the name of an instance type, or raise `ConfigError` if it is not one."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigError(
             f"{where}: {key}: found {_show(name)!r}, expected an instance type of letters, digits, . : + _ -"
@@ -238,6 +243,7 @@ def _show(key: object) -> str:
 
 
 def _parse_text(content: dict[Any, Any], key: str, where: str) -> str | None:
+    """Return the text of a key, None without the key. Raise `ConfigError` if the value is no short text."""
     value = content.get(key)
     # YAML turns dates and years into these types.
     if isinstance(value, (dt.date, int)) and not isinstance(value, bool):
@@ -248,6 +254,8 @@ def _parse_text(content: dict[Any, Any], key: str, where: str) -> str | None:
 
 
 def _parse_usd(value: object, where: str) -> float:
+    """Return a price in USD per hour, or raise `ConfigError` if the value is not one."""
+    # True is an int in Python.
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ConfigError(f"{where}: found {value!r:.60}, expected USD per hour as a number")
     if not 0 < value < MAX_HOURLY_USD:

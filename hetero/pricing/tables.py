@@ -60,6 +60,7 @@ _HOW_TO_PRICE = "Give prices with --price TYPE=USD, --price-file FILE or --price
 
 
 def _accelerators(info: InstanceTypeInfo) -> str:
+    """Return number and name of the accelerators, such as ``8 x NVIDIA A100``."""
     if info.num_accelerators is None:
         return NOT_KNOWN
     if not info.num_accelerators:

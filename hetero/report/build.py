@@ -83,6 +83,7 @@ def missing_emulation(run: RunFacts) -> list[str]:
 
     The list is empty for a run on real hosts, because they preprocess and compute with their own hardware.
     """
+    # Also a run on real hosts may emulate something, but only simulated hosts are measured as trees of processes.
     if not run.simulated or any(usage.scope != "tree" for usage in run.hosts):
         return []
     return [flag for option, flag in EMULATION_FLAGS.items() if run.options.get(option) == "None"]
@@ -197,8 +198,8 @@ def _cost(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -> C
     objection = cost_objection(facts)
 
     def figure(cost_of: Callable[[float, float], float], value: float | None, unit: str) -> Figure | None:
-        # With an objection there is no cost. The prices of ml.p3.2xlarge were once multiplied with the times of a
-        # laptop, and the verdict was "94 % dearer".
+        # The prices of ml.p3.2xlarge were once multiplied with the times of a laptop, and the verdict was "94 %
+        # dearer". So there is no cost if there is an objection.
         if hourly_usd is None or not value or objection:
             return None
         return Figure(value=cost_of(hourly_usd, value), unit=unit, basis=facts.basis)

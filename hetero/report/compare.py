@@ -112,6 +112,7 @@ def compare(baseline: Report, candidate: Report) -> Comparison:
 
 
 def _headline(report: Report, which: str) -> Headline:
+    """Return the figures of a run. Raise `ConfigError` if it measured no step."""
     if report.headline is None or report.headline.step_time_mean is None:
         raise ConfigError(
             f"{which} report: no step was measured on every rank (run {report.run.run_id}), so there is nothing to "
@@ -138,7 +139,7 @@ def _unlike(baseline: Report, candidate: Report, base: Headline, other: Headline
     if first.basis != second.basis:
         yield f"The first run was {first.basis}, the second {second.basis}. Compare two of a kind."
     # Other options may differ, because they are what a comparison is about.
-    for name in sorted(set(first.options) | set(second.options)):
+    for name in sorted({*first.options, *second.options}):
         values = [run.options.get(name, "unset") for run in (first, second)]
         if name.startswith("emulate") and values[0] != values[1]:
             yield (

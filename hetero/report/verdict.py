@@ -104,6 +104,7 @@ def _obstacle(comparison: Comparison) -> str:
 
 
 def _to_decide(comparison: Comparison) -> str:
+    """Return a sentence with what to run if the step times are not known well enough for a verdict."""
     if any(lost_share(report.run) for report in (comparison.baseline, comparison.candidate)):
         return "To decide, run both again on machines that do nothing else."
     return f"To decide, run both again with longer emulated times: {' and '.join(EMULATION_FLAGS.values())}."

@@ -99,6 +99,7 @@ class Launchers:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """End all processes of the hosts, and write the lines that they have still printed."""
         self._kill()
         # A killed launcher may leave processes behind.
         end_descendants()
@@ -125,8 +126,9 @@ class Launchers:
 
     def wait(self) -> int:
         """Wait until every launcher has ended, and return the job's exit code."""
-        handled_signals = 0
-        kill_s = math.inf
+        num_handled = 0
+        # Monotonic time when launchers that still run are killed.
+        kill_at_s = math.inf
         # Stop the wait after a kill. A killed launcher that still runs waits for a device, and a simulation once waited
         # for it for ever.
         while self._running() and not self._killed:
@@ -134,12 +136,13 @@ class Launchers:
             time.sleep(POLL_S)
             reap_adopted()
             self._status.draw()
-            if self._signals > handled_signals:
-                handled_signals = self._signals
+            # A handler of signals only counts them, so they are handled here.
+            if self._signals > num_handled:
+                num_handled = self._signals
                 self._hand_on_signal()
                 if self._kill_after_s is not None:
-                    kill_s = min(kill_s, time.monotonic() + self._kill_after_s)
-            if time.monotonic() >= kill_s and (running := self._running()):
+                    kill_at_s = min(kill_at_s, time.monotonic() + self._kill_after_s)
+            if time.monotonic() >= kill_at_s and (running := self._running()):
                 logger.warning("%.0f s after the request to stop: killing %s", self._kill_after_s, ", ".join(running))
                 self._kill()
         # The relay ends before the cause is logged, because the cause must be the last line.

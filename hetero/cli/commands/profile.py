@@ -93,6 +93,7 @@ def _check_type(instance_type: str, options: config.LaunchOptions) -> None:
             f"--instance-type {instance_type!r:.80} is not in the catalogue{catalogue.suggestion(instance_type)}\n"
             "  to do: see hetero prices list, or leave the option out"
         )
+    # With emulated samples, the host may emulate another number of vCPUs than it has CPUs.
     is_emulated = options.emulate_sample_s is not None
     num_cpus = (options.emulate_vcpus if is_emulated else None) or usable_cpus()
     if info.vcpus is not None and info.vcpus != num_cpus:
