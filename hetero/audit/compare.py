@@ -82,7 +82,9 @@ class _Findings:
 
 
 def compare_runs(one: Run, other: Run) -> AuditResult:
-    """Compare two runs. Reads at most two ledgers at a time.
+    """Compare two runs, by rank if all ledgers have one world size, and by global batch otherwise.
+
+    At most two ledgers are in memory at a time.
 
     Raises:
         ConfigError: If a ledger cannot be read, or if the ledgers that exist cannot be compared.
@@ -101,6 +103,7 @@ def compare_runs(one: Run, other: Run) -> AuditResult:
         for side in sides:
             _check(side, rank, findings)
         _compare_loaders(f"rank {rank}, ", _tables(sides[0]), _tables(sides[1]), findings)
+    # Here all ledgers have one world size, so each rank below it should have a ledger.
     absent = sorted(set(range(max(sizes, default=0))) - set(one.ledgers) - set(other.ledgers))
     if absent:
         findings.notes.append(
@@ -139,13 +142,14 @@ def _check(side: Side, rank: int, findings: _Findings) -> None:
         damage = _shown(side.record.damage, 300)
         findings.differ(f"{where}: the ledger is damaged and was compared only up to there: {damage}")
     findings.notes += [f"{where}: {_shown(note, 300)}" for note in side.record.notes]
-    again = side.places.differing
-    if again is not None:
-        name = _shown(side.record.loaders[again.loader].name)
+    repetition = side.places.differing
+    if repetition is not None:
+        name = _shown(side.record.loaders[repetition.loader].name)
+        place = f"epoch {epoch_text(repetition.epoch)}, position {repetition.position}"
         findings.differ(
-            f"{where}, loader {name}: epoch {epoch_text(again.epoch)}, position {again.position} was delivered again "
-            f"after a restart, and {_MEANINGS[again.what]} (lines {again.first_line} and {again.line})",
-            (again.epoch, again.position, 0),
+            f"{where}, loader {name}: {place} was delivered again after a restart, and "
+            f"{_MEANINGS[repetition.what]} (lines {repetition.first_line} and {repetition.line})",
+            (repetition.epoch, repetition.position, 0),
         )
     if side.places.num_repeated:
         findings.notes.append(

@@ -128,13 +128,18 @@ class _Reader:
         self._interpret(number, body + b"}")
 
     def finished(self) -> LedgerRecord:
-        """Return the record of the whole ledger, after its last line."""
+        """Return the record of the ledger. Call this after the last line.
+
+        Raises:
+            ConfigError: If the file is not a ledger.
+        """
         record = self.record
         if not record.sections:
             raise ConfigError(
                 f"{record.path} is not a ledger: {record.damage or 'it is empty'}\n"
                 "  Give a file that a rank of a run with --audit has written."
             )
+        # numpy cannot make an array from an empty buffer.
         if self._packed:
             record.entries = np.frombuffer(self._packed, ENTRY)
         if not record.has_end and not record.damage:

@@ -155,7 +155,8 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
     namespace, unknown = parser.parse_known_args(arguments)
     flags = [text.partition("=")[0] for text in unknown if text.startswith("-")]
     takes_script = "script" in namespace
-    if flags and takes_script and flags[0] in ("--cluster-file", "--host"):  # only simulate lacks them
+    # Of the commands that take a script, only simulate lacks these flags.
+    if flags and takes_script and flags[0] in ("--cluster-file", "--host"):
         raise ConfigError(
             f"{flags[0]} describes a cluster that exists, but simulate makes its own\n"
             f"  to do: leave out {flags[0]}, and give --group NAME=TYPE:COUNT for each group; or use hetero launch"
@@ -185,7 +186,10 @@ def to_flags(options: LaunchOptions) -> list[str]:
 
 
 def stated_flags(values: Mapping[str, object]) -> list[str]:
-    """Return the flags that set options by name. Options that are None are left out.
+    """Return the flags that set options, for example ``--port=17170``. Options that are None are left out.
+
+    Args:
+        values: Value of each option by its name. A list or tuple becomes one flag for each item.
 
     Raises:
         ConfigError: If a name does not belong to a flag.
@@ -238,7 +242,10 @@ def _add(parser: argparse.ArgumentParser, field: dataclasses.Field[Any], *, help
 
 @functools.cache
 def _attribute_docstrings() -> dict[str, str]:
-    """Return the fields' docstrings, which are the help. Python discards them, so they are read from the source."""
+    """Return the docstring of each option by name. The docstrings are the help of the options.
+
+    Python discards the docstrings of fields, so they are read from the source: a field, and after it a text.
+    """
     classes = [ast.parse(inspect.getsource(kind)).body[0] for kind in (ReportOptions, LaunchOptions)]
     statements = [statement for body in classes if isinstance(body, ast.ClassDef) for statement in body.body]
     return {
@@ -269,9 +276,10 @@ def _chosen_command(
     commands = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     if not commands:
         return None
-    found = next((at for at, text in enumerate(arguments) if text in commands[0]), None)
-    if found is None:
+    position = next((at for at, text in enumerate(arguments) if text in commands[0]), None)
+    if position is None:
         return None
-    command: argparse.ArgumentParser = commands[0][arguments[found]]
-    inner = _chosen_command(command, arguments[found + 1 :])
-    return (found, command) if inner is None else (found + 1 + inner[0], inner[1])
+    command: argparse.ArgumentParser = commands[0][arguments[position]]
+    inner = _chosen_command(command, arguments[position + 1 :])
+    # The position of the inner command counts from the argument after this command.
+    return (position, command) if inner is None else (position + 1 + inner[0], inner[1])

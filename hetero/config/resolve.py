@@ -47,6 +47,7 @@ def resolve_options(
         values |= _from_file(Path(namespace.config))
     for name, field in _FIELDS.items():
         variable = f"HETERO_{name.upper()}"
+        # An empty variable counts as one that is not set.
         if env.get(variable):
             values[name] = _convert(field, env[variable], variable)
     if parameters is not None:

@@ -78,7 +78,13 @@ def _bind(host: str | None, port: int, hosts_file: str | None) -> Diagnosis:
 
 
 def _refused(problem: OSError, target: str, owner: str) -> Diagnosis:
-    """Return why the launcher's port cannot be bound, and who has it."""
+    """Return why the launcher's port cannot be bound.
+
+    Args:
+        problem: The error of the system.
+        target: Address and port, for messages.
+        owner: Description of the process that listens on the port, empty if this user cannot see the process.
+    """
     if problem.errno == errno.EADDRNOTAVAIL:
         to_do = "correct the name or the address; in a container use the host's network (docker run --network host)"
         return error(f"{target} is not an address of this machine, so a launcher cannot bind it (HET-23)", to_do)
@@ -95,7 +101,7 @@ def _refused(problem: OSError, target: str, owner: str) -> Diagnosis:
 
 
 def _reach(host: str, ports: tuple[int, ...], hosts_file: str | None) -> dict[str, str]:
-    """Return for each port of a host whether it answers, refuses or is silent, or the error.
+    """Return the result of a connection to each port of a host, see `_connect`.
 
     Raises:
         ClusterError: If the host's name does not resolve.
@@ -105,7 +111,7 @@ def _reach(host: str, ports: tuple[int, ...], hosts_file: str | None) -> dict[st
 
 
 def _connect(address: str, port: int) -> str:
-    """Try a TCP connection, and return its result in words."""
+    """Try a TCP connection. Return `_ANSWERS`, `_REFUSES`, `_SILENT`, or the error of the system in words."""
     try:
         with socket.create_connection((address, port), timeout=_CONNECT_S):
             return _ANSWERS

@@ -55,6 +55,7 @@ def render_text(diagnoses: Mapping[str, Sequence[Diagnosis]]) -> str:
     lines = []
     for subject, entries in diagnoses.items():
         for diagnosis in entries:
+            # The messages of some errors have several lines.
             first, *rest = map(escape_line, diagnosis.found.split("\n"))
             lines.append(_columns(diagnosis.level.value, subject, first))
             lines += [_columns("", "", line.strip()) for line in rest]

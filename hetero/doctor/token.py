@@ -44,6 +44,7 @@ def _token(snapshot: Snapshot) -> list[Diagnosis]:
     found = f"{TOKEN_FILE_VARIABLE} is not set, so a job accepts every process that reaches its ports"
     if snapshot.options.require_token:
         return [error(f"{found}, and --require-token demands one (HET-22)", to_do)]
+    # Outside of a cluster, no job is open to other processes.
     return [warning(found, to_do) if snapshot.hosts else ok(found)]
 
 

@@ -115,7 +115,9 @@ def judge(installed: Mapping[str, str]) -> Iterator[Diagnosis]:
 
 def _release(version: str) -> tuple[int, ...]:
     """Return a version's release numbers without zeros at the end: 2.3.0+cpu and 2.3.0rc1 give (2, 3)."""
-    numbers = [int(number) for number in re.findall(r"[0-9]+", (re.match(r"[0-9.]*", version) or [""])[0])]
+    release = re.split(r"[^0-9.]", version)[0]
+    numbers = [int(number) for number in release.split(".") if number]
+    # Without this, 2.3 would be less than 2.3.0.
     while numbers and numbers[-1] == 0:
         numbers.pop()
     return tuple(numbers)

@@ -182,6 +182,7 @@ def load(cls: type[T], path: str | Path, file_name: str, *, to_do: str) -> T:
     content = read_bounded(path, source, max_bytes=_MAX_FILE_BYTES, to_do=to_do)
     try:
         return decode(cls, json.loads(content))
+    # Deeply nested JSON raises RecursionError.
     except (ValueError, RecursionError) as error:
         problem = error if isinstance(error, ConfigError) else f"not valid JSON: {error}"
         raise ConfigError(f"{source}: {problem}; {to_do}") from error

@@ -78,7 +78,11 @@ class SkipLog:
         return self._count, self._listed
 
     def _too_many(self, last: SkippedSample) -> DatasetError:
-        """Return the error for more skipped samples than ``max_skips``. It lists the first ones."""
+        """Return the error for more skipped samples than ``max_skips``. Its message lists the first samples.
+
+        Args:
+            last: The sample that exceeded the number.
+        """
         lines = [str(sample) for sample in self._listed]
         if self._count > len(lines):
             lines.append(f"and {self._count - len(lines)} more")

@@ -324,10 +324,11 @@ class StepTimer:
         self._delivered_at = delivered_at
 
     def pause(self) -> None:
-        """Stop the clock, inside ``next()`` if the loader is exhausted, or outside if the loop was left. Idempotent.
+        """Stop the clock at the end of a pass, until the next `begin_wait`. Idempotent.
 
-        After exhaustion, the compute time of the last batch is known. It is kept until the first data wait of the next
-        pass completes the step. After a ``break`` that time is not known, and the step is dropped.
+        If the loader is exhausted, ``next()`` calls this after `begin_wait`, so the compute on the last batch is known.
+        Its step ends with the first data wait of the next pass. If the script left the loop, the end of the compute is
+        not known, and the step is dropped.
         """
         self._begun_at = None
         self._delivered_at = None

@@ -157,6 +157,7 @@ def read_price_file(path: Path) -> object:
         return parse_yaml(content, f"price file {path}")
     try:
         return json.loads(content)
+    # Deeply nested JSON raises RecursionError.
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"price file {path}: not valid JSON: {error}") from error
 

@@ -177,6 +177,7 @@ def family_of(instance_type: str) -> str:
     The family is ``c5`` for ``ml.c5.xlarge``, ``n2`` for ``n2-highcpu-32``, and ``Fs_v2`` for ``Standard_F32s_v2``.
     """
     found = next((match for family in _FAMILIES if (match := family.fullmatch(instance_type))), None)
+    # The pattern of Azure's names has two groups, because the size is in the middle of the family: F, 32, s_v2.
     return "".join(found.groups()) if found else instance_type
 
 

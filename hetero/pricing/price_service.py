@@ -101,7 +101,10 @@ def _products(client: Any, region: str) -> Iterator[dict[str, Any]]:
 
 
 def trained_type(product: Any) -> tuple[str, str] | None:
-    """Return the instance type and region of a product that is an hour of training. None for other products."""
+    """Return the instance type and region of a product that is an hour of training. None for other products.
+
+    The product comes from AWS, so no part of it is sure to have the expected type.
+    """
     attributes = product.get("attributes") if isinstance(product, Mapping) else None
     if not isinstance(attributes, Mapping):
         return None
@@ -112,14 +115,11 @@ def trained_type(product: Any) -> tuple[str, str] | None:
 
 def hourly_usd(offers: Any) -> float | None:
     """Return the highest hourly price in USD in the offers for a product, or None if they state none."""
-    found = (
-        dimension["pricePerUnit"].get("USD")
-        for offer in _values(offers)
-        for dimension in _values(offer.get("priceDimensions"))
-        if dimension.get("unit") in ("Hrs", "Hours") and isinstance(dimension.get("pricePerUnit"), Mapping)
-    )
-    prices = [price for text in found if (price := _number(text)) is not None and 0 < price < MAX_HOURLY_USD]
-    return max(prices, default=None)
+    # An offer has prices by unit and currency: {"priceDimensions": {ID: {"unit": "Hrs", "pricePerUnit": {"USD": "1"}}}}.
+    dimensions = [dimension for offer in _values(offers) for dimension in _values(offer.get("priceDimensions"))]
+    by_currency = [each.get("pricePerUnit") for each in dimensions if each.get("unit") in ("Hrs", "Hours")]
+    prices = [_number(each.get("USD")) for each in by_currency if isinstance(each, Mapping)]
+    return max((price for price in prices if price is not None and 0 < price < MAX_HOURLY_USD), default=None)
 
 
 def is_ours(source: object) -> bool:

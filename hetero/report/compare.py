@@ -181,7 +181,7 @@ def _other_prices(baseline: Report, candidate: Report) -> Iterator[str]:
 
 
 def _caveats(baseline: Report, candidate: Report, base: Headline, other: Headline) -> Iterator[str]:
-    """Yield what limits the comparison of two runs, although it is possible."""
+    """Yield differences between two runs that can be compared. A reader of the comparison must know them."""
     first, second = baseline.run, candidate.run
     if base.global_batch_samples != other.global_batch_samples:
         yield (

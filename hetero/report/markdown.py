@@ -166,7 +166,7 @@ def price_performance_table(rows: Sequence[PricePerformance]) -> str:
 
 
 def _plan_text(report: Report, expected: Expectation) -> str:
-    """Return a comparison of the planned and the measured step time."""
+    """Return sentences that compare step time and cost of the plan with those of the run."""
     interval = f"{seconds_text(expected.step_time_low_s)} to {seconds_text(expected.step_time_high_s)}"
     text = f"The plan expected a step time of {seconds_text(expected.step_time_s)} ({interval})"
     times_s = report.headline.step_time_range_s if report.headline else None
@@ -450,7 +450,7 @@ def _host_section(run: RunFacts) -> Iterator[str]:
 
 
 def _answer(comparison: Comparison) -> str:
-    """Return which run is faster and cheaper, or why this cannot be said."""
+    """Return which run is faster and cheaper, or the reasons why this cannot be said."""
     if not comparison.objections:
         return answer_text(comparison)
     answer = "Which run is faster and which is cheaper cannot be said:"

@@ -139,6 +139,7 @@ class _Warnings(logging.Handler):
         if record.name.startswith(_OF_ERRORS):
             return
         text = record.getMessage()
+        # The first sentence of a warning says what was found, and the others what to do.
         first, _, rest = text.partition(". ")
         place: tuple[str, int] | None = None
         if sampler := _SAMPLER.match(text):

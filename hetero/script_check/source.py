@@ -133,7 +133,7 @@ def is_user_file(file: str, folder: str) -> bool:
 
 
 def _used() -> Reach:
-    """Return the code of all registered data sets, and of the script's samplers."""
+    """Return the functions and names that the registered data sets and the script's samplers use."""
     roots: list[Any] = [get_factory(name) for name in registered()]
     torch_data = imported("torch.utils.data")
     if torch_data is not None:
@@ -180,11 +180,11 @@ def _unseeded_generators(used: Reach, folder: str) -> Iterator[Finding]:
 def _environment(used: Reach, folder: str) -> Iterator[Finding]:
     """Yield variables of the environment that the script sets after its import and that the data sets' code reads."""
     functions = (function for _, function in _functions(used, folder))
-    read = {name for function in functions for name, _ in _variables(function, is_write=False)}
+    read_names = {name for function in functions for name, _ in _variables(function, is_write=False)}
     for file in _user_files(folder):
         for node in _blocks_of_main(syntax_tree(file)):
             for name, line in _variables(node, is_write=True):
-                if name in read:
+                if name in read_names:
                     yield Finding(
                         file,
                         line,
