@@ -1,8 +1,9 @@
 """Compares the data that two runs trained on, and finds where they first differ.
 
 If all ledgers of both runs have the same world size, each rank is compared with the same rank of the other run: the
-indices in order, and the content bit for bit. If world sizes differ, a rank gets another part of each global batch.
-Then the samples of whole global batches are compared, by sums over all ranks, and the content is not compared.
+indices in order, and the content bit for bit. If world sizes differ, the ranks of the two runs have different parts of
+the same global batch, so ranks cannot be compared. Then the samples of whole global batches are compared, by sums of
+digests over all ranks. The content is not compared.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Finds the batches that a rank finally trained on: the last entry for each place in its ledger.
 
-A *place* is a loader, an epoch and a position in the epoch. A restart repeats the steps after its checkpoint, so a
-place may have several entries. The last one counts, and must equal the earlier ones.
+A *place* is a loader, an epoch and a position in the epoch. A run that restarts from a checkpoint repeats the steps
+after the checkpoint, so a place may have several entries. The last entry counts, and must equal the earlier ones.
 
 A user's sampler may choose other samples each time that the script repeats an epoch. For such loaders, a place also has
 a *time*: the number of earlier entries of the same process for this loader, epoch and position.

@@ -11,8 +11,9 @@ and of the line's text. There are four kinds of line:
 The kernel receives a batch's line before the script receives the batch, so a killed process loses no line. A process
 that finds a ledger of its rank appends to it. This happens after a restart, and when a run is resumed.
 
-The chain reveals damage. It also reveals an edit, unless the editor hashed all later lines again. The chain is not a
-signature. To protect a ledger, keep the last value, which the log contains, in a place that others cannot change.
+The chain shows whether the file was damaged. It also shows whether lines were changed, unless the chain values of all
+later lines were computed again. So the chain is no signature. To protect a ledger, store its last chain value, which
+the log contains, in a place that others cannot change.
 """
 
 from __future__ import annotations

@@ -3,11 +3,12 @@
 Each command has a module in commands/, however short. The module imports what the command needs only when the command
 runs, so ``hetero --help`` is quick.
 
-Three modules are shared:
+Several commands use these modules:
 
-arguments.py   parsing of arguments that several commands have
-html_file.py   the file that --html names
-output.py      writing to standard output and standard error, which may be closed
+arguments.py   parses arguments that several commands have
+html_file.py   writes the file that --html names
+interrupts.py  ends a command cleanly when a signal arrives
+output.py      writes to standard output and standard error, which may be closed
 
 ``__main__.py`` is ``python -m hetero.cli``, which starts launchers and endpoints. ``python -m hetero`` is the same.
 """

@@ -1,4 +1,4 @@
-"""Output of the commands, which may go to a closed stream or a closed pipe."""
+"""Writes the output of the commands. The stream, or the pipe behind it, may be closed."""
 
 from __future__ import annotations
 

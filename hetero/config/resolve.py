@@ -1,4 +1,7 @@
-"""Options from all sources: defaults < the platform's defaults < file < environment < hyperparameters < flags."""
+"""Reads the options of a job from all sources. Each source overrides the sources before it.
+
+The order is: defaults, defaults of the platform, file, environment, hyperparameters, flags.
+"""
 
 from __future__ import annotations
 

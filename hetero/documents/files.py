@@ -1,7 +1,7 @@
 """Reads untrusted files, and writes files that other programs read.
 
-The size of a file is checked before it is parsed. Other programs never see a file that is only partly written. If a
-symbolic link has the name of the file, the file replaces the link.
+The size of a file is checked before it is parsed. Other programs never see a file that is only partly written. If the
+path of a new file is a symbolic link, the file replaces the link, and the target of the link stays unchanged.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Numbers with their unit, as tables for people show them. An unknown value is a dash."""
+"""Texts of numbers with their unit, for tables that people read. An unknown value is a dash."""
 
 from __future__ import annotations
 

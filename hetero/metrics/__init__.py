@@ -5,13 +5,14 @@ skips.py         counts the samples that one loader skipped
 hosts.py         reads CPU, memory, network and GPU of one host
 excess.py        estimates which share of a run's time other programs of its machines may have taken
 history.py       keeps a series of measurements of any length in at most 120 points
-step_series.py   such a series of the steps of a loader
-usage_series.py  such a series of the resources of a host, and percentiles of many readings in little memory
+step_series.py   the series of the steps of a loader
+usage_series.py  the series of the resources of a host, and percentiles of many readings in little memory
 figures.py       a number with its unit, and whether it was measured, simulated or computed
 headspace.py     computes how many vCPUs, hosts or endpoints make batches as fast as the accelerators use them
-logged.py        values that the script logs, such as its accuracy
-lines.py         log lines with figures, which programs of the platform read
-profile/         what a step and a sample of a job cost (`Profile`), for `hetero plan`
+logged.py        keeps the values that the script logs, such as its accuracy
+lines.py         writes log lines with figures, for services of the platform that read logs, such as CloudWatch
+profile/         measures what a step and a sample of a job cost (`Profile`), for `hetero plan`
 
-A rank's session reports the steps. The host's launcher samples its resources in a separate thread.
+Steps are measured in the ranks, which send them to the launcher of their host. The launcher measures the resources of
+the host in a separate thread.
 """

@@ -1,7 +1,8 @@
-"""CPU, memory, network and GPU use of a host, sampled by a thread.
+"""Measures CPU, memory, network and GPU use of a host, in a thread.
 
-Scope ``host`` is the whole machine. Scope ``tree`` is one process and its descendants. This scope is for simulated
-hosts, which share a machine. All processes of a simulated host descend from its launcher.
+A sampler with the scope ``host`` measures the whole machine. With the scope ``tree``, it measures its process and all
+descendants of this process. This scope is for simulated hosts, which share a machine: all processes of a simulated host
+descend from its launcher, which contains the sampler.
 """
 
 from __future__ import annotations

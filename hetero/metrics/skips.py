@@ -1,4 +1,4 @@
-"""Samples that a loader skipped. All are counted. The first 32 of a loader are logged and listed."""
+"""Counts the samples that a loader skipped. Only the first 32 of a loader are also logged and listed."""
 
 from __future__ import annotations
 

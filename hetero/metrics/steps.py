@@ -1,12 +1,13 @@
 """Step time and data wait, measured by the loader itself.
 
-A *step* runs from one delivery to the next. It consists of the compute on a batch and the data wait for the following
-batch. The time between two passes over a loader (validation, a checkpoint) belongs to no step: the clock stops from
-`pause` to the next `begin_wait`.
+A *step* is the time from the delivery of one batch to the delivery of the next batch. It consists of the compute on the
+first batch and the data wait for the second one. Between two passes over a loader, the script may validate the model or
+save a checkpoint. This time belongs to no step: the clock stops from `StepTimer.pause` to the next
+`StepTimer.begin_wait`.
 
-The wait for the first batch of the next pass still counts, as the data wait of the step that the last batch began.
-Without this wait, short epochs would look too good, because all requests that run in parallel delay this first batch,
-and the following batches then arrive without a wait.
+The wait for the first batch of a pass is the data wait of the step that began with the last batch of the pass before.
+Without this wait, short epochs would look too good: processes that work in parallel all delay the first batch, and the
+batches after it then arrive without a wait.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Catalogue of instance types, with their facts and with prices from the user.
 
 hetero ships facts (vCPUs, memory, accelerators, network), but no current prices, because prices differ by region and
-change. A price comes from the user's ``--price TYPE=USD``, from a price file, or from a named profile. The first of
-these sources that has a price wins. A price file is JSON or YAML::
+change. A price comes from the user's ``--price TYPE=USD``, from a price file, or from a shipped price profile. The
+first of these sources that has a price of the type wins. A price file is JSON or YAML::
 
     region: eu-west-1              # optional, like as_of and source
     as_of: 2026-03-01

@@ -1,7 +1,7 @@
 """Markdown from reports and comparisons. It is short, and readable as plain text.
 
-Text from other sources (names of hosts, groups and loaders, commands, options) is in code spans. It cannot act as
-markup there, and needs no escape characters, which would be hard to read on a terminal.
+Names of hosts, groups and loaders, commands and options come from users and other processes. They are in code spans,
+where they cannot act as markup. Escape characters would do the same, but are hard to read on a terminal.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""A plan as its file ``plan.json`` holds it (`Plan`), and its reader.
+"""The content of the file ``plan.json`` (`Plan`), and the reader of the file.
 
-``hetero plan`` makes plans. In its report, a job with ``--plan`` compares its step time with the step time of the plan.
+``hetero plan`` makes plans. The report of a job that runs with ``--plan`` compares the measured step time with that of
+the plan.
 """
 
 from __future__ import annotations

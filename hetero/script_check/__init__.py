@@ -2,13 +2,13 @@
 
 check.py     starts `run` in another process, waits for it, and returns what it found
 run.py       runs the script in that process as a rank whose batches come from endpoints, and records findings
-session.py   does there what a launcher does in a job: starts two endpoints in an empty folder, and ends passes early
+session.py   takes the place of a launcher in that process: starts two endpoints, and ends passes early
 source.py    searches the script's source for the lines that cause the findings
 findings.py  a finding: file, line, what was found, and what to write instead
 
-The script runs as in a job with data hosts, and all checks of such a job apply: globals and batches are compared, each
-batch is computed twice, and what cannot travel is refused. In addition, passes end after three batches, because the
-loop should come to its second epoch. The endpoints run in an empty folder, where relative paths fail.
+The script runs as in a job with data hosts, so all checks of such a job apply: globals and batches are compared, each
+batch is computed twice, and values that cannot be sent are refused. In addition, passes end after three batches, so the
+check also sees later epochs. The endpoints run in an empty folder, where relative paths fail.
 """
 
 from hetero.script_check.check import DEFAULT_SECONDS, check_script

@@ -1,7 +1,7 @@
 """Runs a script as the rank of a job with data hosts, and records what would go wrong there.
 
-`hetero.script_check.check` runs it as ``python -m hetero.script_check.run OUTPUT SECONDS SCRIPT ARGUMENTS...``.
-SCRIPT may be ``-m MODULE``.
+`hetero.script_check.check` starts this module as ``python -m hetero.script_check.run OUTPUT SECONDS SCRIPT
+ARGUMENTS...``. ``-m MODULE`` may replace SCRIPT.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a rank and a host contribute to a profile. They send it as JSON to the launcher that writes the profile."""
+"""The measurements of one rank or one host for a profile, which it sends as JSON to the launcher that writes it."""
 
 from __future__ import annotations
 
