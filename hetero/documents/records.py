@@ -60,7 +60,7 @@ class JsonRecord:
 
     @classmethod
     def from_json(cls: type[T], content: bytes) -> T:
-        """Return the record in JSON.
+        """Return the record that a JSON document contains.
 
         Raises:
             ConfigError: If it is malformed.

@@ -11,7 +11,7 @@ figures.py       a number with its unit, and whether it was measured, simulated 
 headspace.py     computes how many vCPUs, hosts or endpoints make batches as fast as the accelerators use them
 logged.py        keeps the values that the script logs, such as its accuracy
 lines.py         writes log lines with figures, for services of the platform that read logs, such as CloudWatch
-profile/         measures what a step and a sample of a job cost (`Profile`), for `hetero plan`
+profile/         the profile of a job (`Profile`): what a step and a sample cost, for `hetero plan`
 
 Steps are measured in the ranks, which send them to the launcher of their host. The launcher measures the resources of
 the host in a separate thread.

@@ -17,9 +17,9 @@ def needed_for_headspace(wanted_per_s: float, made_per_s: float) -> float:
     The result assumes that twice as many vCPUs, hosts or slots make twice as many batches per second.
 
     Args:
-        wanted_per_s: Samples or batches per second that the accelerators use if batches are always ready. The unit may
-            be another rate, if ``made_per_s`` has the same unit.
-        made_per_s: Samples or batches per second that one vCPU, host or slot makes. Above 0.
+        wanted_per_s: Samples or batches per second that the accelerators use if batches are always ready.
+        made_per_s: Samples or batches per second that one vCPU, host or slot makes, above 0. Only the ratio of the two
+            rates counts, so both may have any other unit.
     """
     return wanted_per_s / made_per_s
 

@@ -307,6 +307,7 @@ class _Totals:
         # Without the CPU time of the job's own processes, the CPU time of all other processes is not known.
         if first.cpus is None or last.cpus is None or last.own_cpu_s is None:
             return {}
+        # The kernel counts busy time in ticks. The 1e-9 avoids a division by 0.
         duration_s = max(self._last_at - self._first_at, 1e-9)
         all_cpus_s = duration_s * (psutil.cpu_count() or 1)
         busy_s = (last.cpus.busy - first.cpus.busy) / os.sysconf("SC_CLK_TCK")

@@ -265,7 +265,11 @@ def _parse_usd(value: object, where: str) -> float:
 
 
 def _parse_override(override: str, region: str | None) -> tuple[str, Price]:
-    """Return the type and the price of one ``--price TYPE=USD``."""
+    """Return the type and the price of one ``--price TYPE=USD``.
+
+    Raises:
+        ConfigError: If the text has another form, or the price is out of its bounds.
+    """
     name, separator, text = override.partition("=")
     name = name.strip()
     expected = f"--price {override!r:.80}: expected TYPE=USD, for example ml.c5.xlarge=0.20"

@@ -319,7 +319,7 @@ def _traffic_section(report: Report) -> Iterator[str]:
 
 
 def _metric_section(report: Report) -> Iterator[str]:
-    """Yield a section with the last value of each metric that the script logged."""
+    """Yield a section with one row for each metric of each rank: its number of values, and some of them."""
     series: dict[tuple[int, str], list[LoggedMetric]] = {}
     for value in report.run.metrics:
         series.setdefault((value.rank, value.name), []).append(value)

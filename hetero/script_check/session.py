@@ -96,6 +96,7 @@ class CheckSession(RankSession):
         # Endpoints run in another folder, and a module is found in this one.
         if is_module:
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(here), os.environ.get("PYTHONPATH", ""))))
+        # An endpoint runs in the folder where it is started.
         os.chdir(folder)
         try:
             self._pool.start()

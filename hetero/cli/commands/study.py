@@ -56,6 +56,7 @@ def _run(namespace: argparse.Namespace) -> int:
     study = preparation.plan.study
     make_executor = extensions.find(extensions.EXECUTORS, study.executor.kind) or studies.make_executor
     executor: Executor = make_executor(study, preparation.catalogue)
+    # Show the preview before the checks, because a user also needs it if a check finds an error.
     if namespace.dry_run:
         say(studies.preview_text(preparation, executor))
     preparation.check(namespace.ignore)

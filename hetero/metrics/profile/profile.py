@@ -103,8 +103,8 @@ class Spread:
             basis=basis,
             num_measured=len(found),
             mean=mean,
+            # Percentiles are measured values. An interpolated value was never measured.
             p50=ordered[(len(ordered) - 1) // 2],
-            # Take the nearest measured value, because an interpolated value was never measured.
             p95=ordered[math.ceil(0.95 * len(ordered)) - 1],
             variation=statistics.pstdev(found) / mean if mean else 0.0,
             values=evenly_spaced(found, MAX_VALUES),
