@@ -306,7 +306,7 @@ def test_unusable_file_is_refused(tmp_path: Path, content: str | bytes, message:
 
 
 def test_missing_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="does not exist; check the path given to --config"):
+    with pytest.raises(ConfigError, match="the configuration file .*; check the path given to --config"):
         resolve("--config", str(tmp_path / "none.yaml"))
     with pytest.raises(ConfigError, match="cannot read"):
         resolve("--config", str(tmp_path))

@@ -2,9 +2,9 @@
 
 In a rank of a run with ``--audit``, a loader passes every batch to the ledger before the script receives the batch:
 
-ledger.py     the file format, and the writer
+ledger.py     writes a ledger, and defines its format
 
-In ``hetero audit A B``, in this order:
+``hetero audit A B`` compares two runs. The modules call each other in this order:
 
 commands.py   compares two runs, given as paths, and returns the answer as text
 runs.py       finds the ledgers in a run's folder

@@ -36,6 +36,7 @@ def audit_paths(one: Path, other: Path) -> tuple[bool, str]:
 
 
 def _headline(result: AuditResult) -> str:
+    """Return the answer in one sentence. With differences, it ends in a colon, because a list of them follows."""
     what = "bit for bit" if result.by_rank else "by the samples of their global batches: their world sizes differ"
     if not result.differences:
         return f"The same data: {_count(result.num_compared, 'batch', 'batches')} are equal {what}."

@@ -1,8 +1,9 @@
 """Compares the data that two runs trained on, and finds where they first differ.
 
 If all ledgers of both runs have the same world size, each rank is compared with the same rank of the other run: the
-indices in order, and the content bit for bit. If world sizes differ, a rank gets another part of each global batch.
-Then the samples of whole global batches are compared, by sums over all ranks, and the content is not compared.
+indices in order, and the content bit for bit. If world sizes differ, the ranks of the two runs have different parts of
+the same global batch, so ranks cannot be compared. Then the samples of whole global batches are compared, by sums of
+digests over all ranks. The content is not compared.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ class _Findings:
     num_compared: int = 0
 
     def differ(self, text: str, key: Sequence[int] = (-1, -1, -1)) -> None:
+        """Record a difference at a place. Without a place, the difference comes first."""
         self.differences.append(((int(key[0]), int(key[1]), int(key[2])), text))
 
     def result(self, *, by_rank: bool) -> AuditResult:
@@ -81,7 +83,9 @@ class _Findings:
 
 
 def compare_runs(one: Run, other: Run) -> AuditResult:
-    """Compare two runs. Reads at most two ledgers at a time.
+    """Compare two runs, by rank if all ledgers have one world size, and by global batch otherwise.
+
+    At most two ledgers are in memory at a time.
 
     Raises:
         ConfigError: If a ledger cannot be read, or if the ledgers that exist cannot be compared.
@@ -100,6 +104,7 @@ def compare_runs(one: Run, other: Run) -> AuditResult:
         for side in sides:
             _check(side, rank, findings)
         _compare_loaders(f"rank {rank}, ", _tables(sides[0]), _tables(sides[1]), findings)
+    # Here all ledgers have one world size, so each rank below it should have a ledger.
     absent = sorted(set(range(max(sizes, default=0))) - set(one.ledgers) - set(other.ledgers))
     if absent:
         findings.notes.append(
@@ -138,13 +143,14 @@ def _check(side: Side, rank: int, findings: _Findings) -> None:
         damage = _shown(side.record.damage, 300)
         findings.differ(f"{where}: the ledger is damaged and was compared only up to there: {damage}")
     findings.notes += [f"{where}: {_shown(note, 300)}" for note in side.record.notes]
-    again = side.places.differing
-    if again is not None:
-        name = _shown(side.record.loaders[again.loader].name)
+    repetition = side.places.differing
+    if repetition is not None:
+        name = _shown(side.record.loaders[repetition.loader].name)
+        place = f"epoch {epoch_text(repetition.epoch)}, position {repetition.position}"
         findings.differ(
-            f"{where}, loader {name}: epoch {epoch_text(again.epoch)}, position {again.position} was delivered again "
-            f"after a restart, and {_MEANINGS[again.what]} (lines {again.first_line} and {again.line})",
-            (again.epoch, again.position, 0),
+            f"{where}, loader {name}: {place} was delivered again after a restart, and "
+            f"{_MEANINGS[repetition.what]} (lines {repetition.first_line} and {repetition.line})",
+            (repetition.epoch, repetition.position, 0),
         )
     if side.places.num_repeated:
         findings.notes.append(
@@ -185,6 +191,7 @@ def _global_tables(run: Run, findings: _Findings) -> list[tuple[LoaderFacts, _Ta
                 f"{run.label} has no ledger of rank {listing(absent)}, and the world sizes of the runs differ\n"
                 "  Then global batches are compared, which needs the ledgers of all ranks. Give the run's whole folder."
             )
+        # Loaders have other numbers in each ledger. Number them in the same way for all ranks, by their identity.
         numbers = [facts_of.setdefault(facts.identity, (len(facts_of), facts))[0] for facts in side.record.loaders]
         entries = side.places.entries
         columns = [
@@ -224,6 +231,7 @@ def _compare_loaders(
     """Compare the loaders of one rank, or of the whole run by global batches."""
     for mine, their in _pairs([facts for facts, _ in ours], [facts for facts, _ in theirs]):
         if mine is None or their is None:
+            # Only one run has the loader. Its index is the one that is not None.
             label, (facts, table) = ("A", ours[mine]) if mine is not None else ("B", theirs[their or 0])
             findings.differ(f"{where}only {label} has loader {_shown(facts.name)}, with {len(table.keys):,} batches")
             continue
@@ -269,16 +277,16 @@ def _compare_tables(name: str, one: _Table, other: _Table, findings: _Findings) 
     if not len(ours):
         findings.differ(f"{name}: the runs have no place in common: A has {_span(one)}, B has {_span(other)}")
         return
-    differ = np.zeros(len(ours), bool)
-    masks = []
-    for (what, mine), (_, their) in zip(one.digests, other.digests, strict=True):
-        mask = (mine[ours] != their[theirs]).any(axis=1)
-        masks.append((what, mask))
-        differ |= mask
+    # For each digest, which of these batches differ.
+    differs_by_digest = {
+        what: (mine[ours] != their[theirs]).any(axis=1)
+        for (what, mine), (_, their) in zip(one.digests, other.digests, strict=True)
+    }
+    differ = np.any(list(differs_by_digest.values()), axis=0)
     # Report the first difference. All later ones may follow from it.
     if differ.any():
         first = int(np.argmax(differ))
-        what = next(what for what, mask in masks if mask[first])
+        what = next(what for what, differs in differs_by_digest.items() if differs[first])
         key = one.keys[ours[first]]
         lines = ""
         if one.lines is not None and other.lines is not None:
@@ -296,20 +304,27 @@ def _compare_tables(name: str, one: _Table, other: _Table, findings: _Findings) 
 def _record_unshared(
     name: str, label: str, table: _Table, common: npt.NDArray[np.int64], counterpart: str, findings: _Findings
 ) -> None:
-    """Record the places that only one run has: before the other run's start, in between, and after its end."""
+    """Record the places that only one run has: before the other run's start, in between, and after its end.
+
+    Args:
+        name: Name of the loader, for messages.
+        label: The run with the places, ``A`` or ``B``.
+        table: Batches of that run.
+        common: Indices in ``table`` of the places that both runs have, sorted. Not empty.
+        counterpart: The run that lacks the places.
+        findings: Receives the differences and notes.
+    """
     first, last = int(common[0]), int(common[-1])
     if first:
         findings.notes.append(
             f"{name}: {counterpart} starts at {_place(table.keys[first])}, as a resumed run does; {label} has "
             f"{first:,} batches before that, which were not compared"
         )
-    is_alone = np.ones(last + 1, bool)
-    is_alone[: first + 1] = False
-    is_alone[common] = False
-    between = np.flatnonzero(is_alone)
+    between = np.setdiff1d(np.arange(first, last), common)
     if len(between):
         key = table.keys[between[0]]
-        findings.differ(f"{name}: {counterpart} lacks {_place(key)}{_more(len(between))}, and continues after it", key)
+        more = f" and {len(between) - 1:,} more" if len(between) > 1 else ""
+        findings.differ(f"{name}: {counterpart} lacks {_place(key)}{more}, and continues after it", key)
     if last + 1 < len(table.keys):
         key = table.keys[last + 1]
         findings.differ(f"{name}: {counterpart} ends before {_place(key)}; {label} has {_span(table, last + 1)}", key)
@@ -319,10 +334,6 @@ def _common(
     one: npt.NDArray[np.int64], other: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return the indices, in each of two sorted arrays, of the rows that both arrays have."""
-    if one.shape == other.shape and np.array_equal(one, other):
-        # In the usual case, both runs have the same length and the same rows.
-        rows = np.arange(len(one))
-        return rows, rows
     # View each row as one byte string. Big-endian byte strings sort like the numbers in them.
     texts = [np.ascontiguousarray(keys, dtype=">i8").view("S24").ravel() for keys in (one, other)]
     _, ours, theirs = np.intersect1d(texts[0], texts[1], assume_unique=True, return_indices=True)
@@ -339,10 +350,6 @@ def _span(table: _Table, start: int = 0) -> str:
     if not count:
         return "none"
     return f"{count:,} batches from {_place(table.keys[start])} to {_place(table.keys[-1])}"
-
-
-def _more(count: int) -> str:
-    return f" and {count - 1:,} more" if count > 1 else ""
 
 
 def _shown(value: object, max_chars: int = 80) -> str:

@@ -1,7 +1,7 @@
 """Finds the batches that a rank finally trained on: the last entry for each place in its ledger.
 
-A *place* is a loader, an epoch and a position in the epoch. A restart repeats the steps after its checkpoint, so a
-place may have several entries. The last one counts, and must equal the earlier ones.
+A *place* is a loader, an epoch and a position in the epoch. A run that restarts from a checkpoint repeats the steps
+after the checkpoint, so a place may have several entries. The last entry counts, and must equal the earlier ones.
 
 A user's sampler may choose other samples each time that the script repeats an epoch. For such loaders, a place also has
 a *time*: the number of earlier entries of the same process for this loader, epoch and position.
@@ -54,11 +54,12 @@ def settle(record: LedgerRecord) -> Places:
     entries = record.entries
     world_size = np.array([section.world_size for section in record.sections], np.int64)
     times = _times(record)
-    # np.lexsort sorts by its last key first.
+    # Sort by loader, epoch, position, time and line. np.lexsort expects the most important key last.
     order = np.lexsort((entries["line"], times, entries["position"], entries["epoch"], entries["loader"]))
     entries, times = entries[order], times[order]
     is_same = _same_as_before(entries["loader"], entries["epoch"], entries["position"], times)
-    is_last = np.append(~is_same[1:], True) if len(entries) else np.zeros(0, bool)
+    # An entry is the last of its place if the next entry has another place.
+    is_last = np.append(~is_same[1:], True)[: len(entries)]
     worlds = world_size[entries["section"]]
     return Places(
         entries=entries[is_last],
@@ -73,13 +74,13 @@ def _times(record: LedgerRecord) -> npt.NDArray[np.int64]:
     """Return the time of each entry: the number of earlier entries of its section for the same place."""
     entries = record.entries
     times = np.zeros(len(entries), np.int64)
-    drawn = [number for number, facts in enumerate(record.loaders) if facts.order == "sampler"]
-    chosen = np.flatnonzero(np.isin(entries["loader"], drawn))
-    if not len(chosen):
-        return times
+    # Only a user's sampler may choose other samples when an epoch is repeated. For other loaders the time is 0.
+    with_sampler = [number for number, facts in enumerate(record.loaders) if facts.order == "sampler"]
+    chosen = np.flatnonzero(np.isin(entries["loader"], with_sampler))
     part = entries[chosen]
     order = np.lexsort((part["line"], part["section"], part["position"], part["epoch"], part["loader"]))
     part = part[order]
+    # Entries of one section and place are now neighbours. The time of an entry is its distance from the first of them.
     is_same = _same_as_before(part["loader"], part["epoch"], part["position"], part["section"])
     starts = np.flatnonzero(~is_same)
     lengths = np.diff(np.append(starts, len(part)))
@@ -102,6 +103,11 @@ def _first_difference(
     """Return the first entry of the ledger that differs from the previous entry for its place, or None.
 
     Entries of different world sizes are not compared.
+
+    Args:
+        entries: Entries sorted by place and line.
+        is_same: For each entry, whether the entry before it has the same place.
+        worlds: World size of the process that wrote each entry.
     """
     later = np.flatnonzero(is_same)
     # A rank's part of a global batch depends on the world size.

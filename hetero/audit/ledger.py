@@ -11,8 +11,9 @@ and of the line's text. There are four kinds of line:
 The kernel receives a batch's line before the script receives the batch, so a killed process loses no line. A process
 that finds a ledger of its rank appends to it. This happens after a restart, and when a run is resumed.
 
-The chain reveals damage. It also reveals an edit, unless the editor hashed all later lines again. The chain is not a
-signature. To protect a ledger, keep the last value, which the log contains, in a place that others cannot change.
+The chain shows whether the file was damaged. It also shows whether lines were changed, unless the chain values of all
+later lines were computed again. So the chain is no signature. To protect a ledger, store its last chain value, which
+the log contains, in a place that others cannot change.
 """
 
 from __future__ import annotations
@@ -223,7 +224,7 @@ class Ledger:
             self._release()
 
     def abandon(self) -> None:
-        """Close the file without a last line or a log message. Forks call this, because the parent owns the file."""
+        """Close the file without a last line or a log message, in a forked process. The parent goes on writing it."""
         self._release()
 
     def _open(self) -> None:
@@ -271,6 +272,7 @@ class Ledger:
         return True
 
     def _give_up(self, why: str, what: str) -> None:
+        """Log the first reason and close the file, so that later batches are only counted as lost."""
         if not self._has_given_up:
             logger.error("the ledger %s %s; %s, and training continues", self.path, why, what)
         self._has_given_up = True
@@ -296,7 +298,9 @@ def _resume(descriptor: int) -> tuple[int, bytes]:
     # Read enough for an incomplete last line and the complete line before it.
     start = max(0, size - 2 * MAX_LINE_BYTES)
     tail = os.pread(descriptor, size - start, start)
+    # End of the last complete line in `tail`, 0 without a complete line.
     end = tail.rfind(b"\n") + 1
+    # Without a complete line, the file must be a part of a ledger's first line, or empty. Do not cut other files.
     if end == 0 and (start or (tail and not b'{"ledger":'.startswith(tail[:10]))):
         raise OSError("the file exists and is not a ledger")
     if end < len(tail):
@@ -344,6 +348,7 @@ def close_current() -> None:
 
 
 def _after_fork_in_child() -> None:
+    """Forget the ledger in a forked process, because only the parent may write it."""
     global _current, _current_directory, _current_lock
     # Another thread may have held the lock when the process forked.
     _current_lock = threading.Lock()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -84,13 +84,15 @@ def read_ledger(path: Path) -> LedgerRecord:
         ConfigError: If the file cannot be read, is not a ledger, or has another version.
     """
     reader = _Reader(path)
-    with _open(path) as file:
-        for number, line in enumerate(_lines(file), 1):
-            try:
+    try:
+        with path.open("rb") as file:
+            # A line that is too long comes in pieces, which are not valid lines.
+            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
                 reader.take(number, line)
-            except _DamagedError as error:
-                reader.record.damage = f"line {number} {error}"
-                break
+    except _DamagedError as error:
+        reader.record.damage = f"line {number} {error}"
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
     return reader.finished()
 
 
@@ -103,11 +105,13 @@ class _Reader:
         self._packed = bytearray()
         self._loaders: list[int] = []
         """For each loader of the current section, its index in `LedgerRecord.loaders`."""
-        self._known: dict[tuple[object, ...], int] = {}
+        self._indices: dict[tuple[str, ...], int] = {}
+        """Index in `LedgerRecord.loaders` by the identity of a loader."""
         self._num_batches = 0
 
     def take(self, number: int, line: bytes) -> None:
         """Check that a line continues the chain of hashes, and record what it says."""
+        # A piece of a line that is too long lacks a line end too, but is no incomplete last line.
         if not line.endswith(b"\n") and len(line) <= MAX_LINE_BYTES:
             self.record.notes.append("its last line is incomplete: the process was killed while it wrote")
             if number == 1:
@@ -120,16 +124,22 @@ class _Reader:
         self._chain = chain_value(self._chain, body)
         if self._chain != value:
             raise _DamagedError("does not follow from the lines before it: some were changed, removed or inserted")
+        # The chain value was the last key of the JSON object, so only the closing bracket is missing.
         self._interpret(number, body + b"}")
 
     def finished(self) -> LedgerRecord:
-        """Return the record of the whole ledger, after its last line."""
+        """Return the record of the ledger. Call this after the last line.
+
+        Raises:
+            ConfigError: If the file is not a ledger.
+        """
         record = self.record
         if not record.sections:
             raise ConfigError(
                 f"{record.path} is not a ledger: {record.damage or 'it is empty'}\n"
                 "  Give a file that a rank of a run with --audit has written."
             )
+        # numpy cannot make an array from an empty buffer.
         if self._packed:
             record.entries = np.frombuffer(self._packed, ENTRY)
         if not record.has_end and not record.damage:
@@ -137,7 +147,7 @@ class _Reader:
         return record
 
     def _interpret(self, number: int, text: bytes) -> None:
-        """Record what a line says: a beginning, a loader, a batch or an end."""
+        """Record what a line contains: the beginning of a section, a loader, a batch or an end."""
         try:
             entry = json.loads(text)
         # Thousands of open brackets raise RecursionError.
@@ -174,27 +184,27 @@ class _Reader:
         self._num_batches = 0
 
     def _take_loader(self, entry: Mapping[str, Any]) -> None:
-        """Record a loader. Later lines of batches name it by its number."""
+        """Record a loader. The lines of its batches state its number, which is its place in the section."""
         if _whole(entry, "loader") != len(self._loaders) or len(self._loaders) >= MAX_ITEMS:
             raise _DamagedError(f"is of loader {entry['loader']!r:.20}, expected {len(self._loaders)}")
         try:
             facts = decode(LoaderFacts, {part.name: entry.get(part.name) for part in fields(LoaderFacts)})
         except ConfigError as error:
             raise _DamagedError(f"is wrong at {error}") from None
-        key = facts.identity
-        place = self._known.setdefault(key, len(self.record.loaders))
-        if place == len(self.record.loaders):
+        # A loader that an earlier process had too gets the same index.
+        index = self._indices.setdefault(facts.identity, len(self.record.loaders))
+        if index == len(self.record.loaders):
             self.record.loaders.append(facts)
-        elif self.record.loaders[place].fingerprint != facts.fingerprint:
+        elif self.record.loaders[index].fingerprint != facts.fingerprint:
             self.record.notes.append(f"the data set of loader {facts.name} changed: its fingerprint differs")
-        self._loaders.append(place)
+        self._loaders.append(index)
 
     def _take_batch(self, number: int, entry: Mapping[str, Any]) -> None:
         """Record a batch in packed form."""
         loader = _whole(entry, "batch")
         if loader >= len(self._loaders):
             raise _DamagedError(f"is of loader {loader}, but no earlier line describes that loader")
-        # 80 bytes for each batch, where a list of entries would take many times as much.
+        # A packed entry takes 80 bytes. Python objects would take many times as much.
         self._packed += _PACKED.pack(
             self._loaders[loader],
             len(self.record.sections) - 1,
@@ -206,22 +216,6 @@ class _Reader:
             _digest(entry, "content"),
         )
         self._num_batches += 1
-
-
-def _open(path: Path) -> BinaryIO:
-    try:
-        return path.open("rb")
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
-
-
-def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines. A line that is too long is yielded in pieces that are not valid lines."""
-    try:
-        while line := file.readline(MAX_LINE_BYTES + 1):
-            yield line
-    except OSError as error:
-        raise ConfigError(f"cannot read {file.name}: {error.strerror or error}") from error
 
 
 # Lines of batches are checked value by value, because a ledger may have millions of them.

@@ -84,6 +84,7 @@ def load_side(run: Run, rank: int) -> Side:
         ConfigError: If the ledger cannot be read, or belongs to another rank.
     """
     record = read_ledger(run.ledgers[rank])
+    # `find_run` takes the rank from the name of the file, which the user may have changed.
     if record.sections[0].rank != rank:
         raise ConfigError(f"{record.path} belongs to rank {record.sections[0].rank}, but its name states rank {rank}")
     return Side(label=run.label, record=record, places=settle(record))

@@ -3,11 +3,12 @@
 Each command has a module in commands/, however short. The module imports what the command needs only when the command
 runs, so ``hetero --help`` is quick.
 
-Three modules are shared:
+Several commands use these modules:
 
-arguments.py   parsing of arguments that several commands have
-html_file.py   the file that --html names
-output.py      writing to standard output and standard error, which may be closed
+arguments.py   parses arguments that several commands have
+html_file.py   writes the file that --html names
+interrupts.py  ends a command cleanly when a signal arrives
+output.py      writes to standard output and standard error, which may be closed
 
 ``__main__.py`` is ``python -m hetero.cli``, which starts launchers and endpoints. ``python -m hetero`` is the same.
 """
@@ -51,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser = _make_parser()
+    # argparse would take the script's options for options of the command.
     command, script_args = config.split_at_script(parser, arguments)
     try:
         try:
@@ -58,12 +60,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             namespace.script_args = script_args
             status: int = namespace.run(namespace)
         finally:
-            # Flush what the parser has written. A failed write at the interpreter's exit would give status 120.
+            # Flush what the parser has written, for example the help. If standard output is closed, a failed write at
+            # the interpreter's exit would give status 120.
             say("")
         return status
     except HeteroError as error:
         complain(f"hetero: error HET-{int(error.exit_code):02d}: {error}\n")
         return int(error.exit_code)
+    # The program that reads the output, such as `head`, has ended.
     except BrokenPipeError:
         discard(1)
         return 128 + signal.SIGPIPE

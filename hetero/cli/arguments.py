@@ -63,6 +63,7 @@ def number(flag: str, text: str, expected: str, *, above: float = 0.0, most: flo
     Raises:
         ConfigError: If the text is not such a number.
     """
+    # NaN is within no bounds, so the check below rejects it, and with it a text that is no number.
     try:
         value = float(text)
     except ValueError:

@@ -24,6 +24,7 @@ def check_page(html: Path | None, inputs: Sequence[Path]) -> None:
     from hetero.metrics.profile.profile import PROFILE_FILE_NAME
     from hetero.report.model import REPORT_FILE_NAME
 
+    # An input may be a file, or the folder of a report or a profile.
     files = [path / name for path in inputs for name in ("", PROFILE_FILE_NAME, REPORT_FILE_NAME)]
     if html is not None and html.is_file() and any(path.is_file() and html.samefile(path) for path in files):
         raise ConfigError(f"--html {html} is a file that the command reads; give another file to --html")

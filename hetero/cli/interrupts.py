@@ -1,10 +1,10 @@
-"""Commands that execute a study end cleanly by SIGINT and SIGTERM."""
+"""Ends a command that executes a study cleanly when SIGINT or SIGTERM arrives."""
 
 from __future__ import annotations
 
-import contextlib
+import argparse
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType
 
 from hetero.cli.output import complain
@@ -16,25 +16,16 @@ class _SignalledError(KeyboardInterrupt):
     """A signal asked the study to end. The argument is its number."""
 
 
-def run_interruptible(what: str, execute: Callable[[], int]) -> int:
-    """Return the exit code of a function, or 128 plus the number of the signal that ended it.
+def run_interruptible(execute: Callable[[argparse.Namespace], int], namespace: argparse.Namespace) -> int:
+    """Execute a command until it ends or until a signal asks it to end.
 
     Args:
-        what: What the function executes, for the message.
-        execute: The function. It gets a `KeyboardInterrupt`, stops its runs and writes results.
+        execute: The command. A signal raises a `KeyboardInterrupt` in it. Then it stops its runs and writes results.
+        namespace: Arguments of the command.
+
+    Returns:
+        The command's exit code, or 128 plus the number of the signal that ended it.
     """
-    try:
-        with _interruptible():
-            return execute()
-    except _SignalledError as error:
-        number = int(error.args[0])
-        complain(f"hetero: the {what} ended by {signal.Signals(number).name}; the same command continues it\n")
-        return 128 + number
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let SIGINT and SIGTERM raise `_SignalledError`."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise _SignalledError(number)
@@ -42,7 +33,11 @@ def _interruptible() -> Iterator[None]:
     # Handle SIGTERM like SIGINT. SIGTERM once killed a study at once, with its run and without results.
     before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        return execute(namespace)
+    except _SignalledError as error:
+        number = int(error.args[0])
+        complain(f"hetero: the study ended by {signal.Signals(number).name}; the same command continues it\n")
+        return 128 + number
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""Output of the commands, which may go to a closed stream or a closed pipe."""
+"""Writes the output of the commands. The stream, or the pipe behind it, may be closed."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ def say(text: str) -> None:
     Without the flush, a failed write would appear only when the interpreter exits, and give status 120.
 
     Raises:
-        BrokenPipeError: If the reader has closed the pipe, or if the write fails for another reason, which is then
-            written to standard error.
+        BrokenPipeError: If the reader has closed the pipe, or if the write fails for another reason. The other reason
+            is then written to standard error.
     """
+    # Python sets the stream to None if its descriptor was closed when the process began.
     if sys.stdout is None:
         return
     try:
@@ -25,6 +26,7 @@ def say(text: str) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
+        # What is still buffered would fail again when the interpreter exits.
         discard(1)
         complain(f"hetero: cannot write to standard output: {error.strerror}\n")
         raise BrokenPipeError from error

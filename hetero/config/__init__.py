@@ -1,7 +1,8 @@
-"""The options of a job: defaults < file < environment < hyperparameters < flags.
+"""The options of a job, from several sources. Each source overrides the sources before it.
 
-Every option is one field of `LaunchOptions`, or of its base `ReportOptions`. The field determines the flag, the
-environment variable, the hyperparameter and the key in a file.
+The sources are defaults, a file, the environment, hyperparameters and flags, in this order. Every option is one field
+of `LaunchOptions`, or of its base `ReportOptions`. The field determines the flag, the environment variable, the
+hyperparameter and the key in a file.
 """
 
 from __future__ import annotations

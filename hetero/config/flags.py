@@ -30,7 +30,8 @@ __all__ = [
 _NOT_FLAGS = ("script", "script_args")
 _OF_A_CLUSTER = ("platform", "ray_groups", "cluster_file", "host", "join", "join_group")
 """Options that describe a cluster that exists, or one that Ray makes."""
-_OWN = (*_OF_A_CLUSTER, "output_dir")  # these options differ between the launchers of a job
+_OF_ONE_LAUNCHER = (*_OF_A_CLUSTER, "output_dir")
+"""Options that differ between the launchers of a job."""
 
 
 class MoreWords(argparse.Action):
@@ -112,8 +113,9 @@ def split_at_script(parser: argparse.ArgumentParser, arguments: Sequence[str]) -
     if chosen is None or all(action.dest != "script" for action in chosen[1]._actions):
         return words, []
     at, command = chosen
+    # argparse's actions without a value, such as --json, have the number of values 0.
     takes_value = {name: action.nargs is None for action in command._actions for name in action.option_strings}
-    more = {
+    more_patterns = {
         name: action.more
         for action in command._actions
         if isinstance(action, MoreWords)
@@ -122,23 +124,26 @@ def split_at_script(parser: argparse.ArgumentParser, arguments: Sequence[str]) -
     # Find the first word that is neither an option of the command nor an option's value.
     at += 1
     while at < len(words) and words[at].startswith("-") and words[at] not in ("-", "--"):
+        # -mpackage.train: what follows -m is SCRIPT.
         if words[at].startswith("-m") and words[at] not in takes_value:
             words[at : at + 1] = ["-m", words[at].removeprefix("-m")]
             at += 1
             break
-        while words[at] in more and at + 2 < len(words) and more[words[at]].fullmatch(words[at + 2]):
+        # Join further words of the value, as in --fractions 1% 2% 3%.
+        while words[at] in more_patterns and at + 2 < len(words) and more_patterns[words[at]].fullmatch(words[at + 2]):
             words[at + 1 : at + 3] = [f"{words[at + 1]},{words[at + 2]}"]
         at += 2 if takes_value.get(words[at], False) else 1
-    # Drop the separators, and recognise a line without a script.
-    own, rest = words[:at], words[at:]
+    own_words, rest = words[:at], words[at:]
     if rest[:1] == ["--"]:
         rest = rest[1:]
+        # The line names no script if a second separator or an option follows.
         if rest[:1] == ["--"]:
-            return own, rest[1:]
+            return own_words, rest[1:]
         if rest[:1] and rest[0].startswith("-") and rest[0] != "-":
-            return own, rest
+            return own_words, rest
+    # `rest` may be empty, if no script is given at all.
     script, script_args = rest[:1], rest[1:]
-    return [*own, *script], script_args[1:] if script_args[:1] == ["--"] else script_args
+    return [*own_words, *script], script_args[1:] if script_args[:1] == ["--"] else script_args
 
 
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
@@ -150,7 +155,8 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
     namespace, unknown = parser.parse_known_args(arguments)
     flags = [text.partition("=")[0] for text in unknown if text.startswith("-")]
     takes_script = "script" in namespace
-    if flags and takes_script and flags[0] in ("--cluster-file", "--host"):  # only simulate lacks them
+    # Of the commands that take a script, only simulate lacks these flags.
+    if flags and takes_script and flags[0] in ("--cluster-file", "--host"):
         raise ConfigError(
             f"{flags[0]} describes a cluster that exists, but simulate makes its own\n"
             f"  to do: leave out {flags[0]}, and give --group NAME=TYPE:COUNT for each group; or use hetero launch"
@@ -175,12 +181,15 @@ def to_flags(options: LaunchOptions) -> list[str]:
     The flags leave out the script and its arguments, and options that differ between hosts: the description of the
     cluster, the host and the output folder. They include defaults, which the launcher's environment must not override.
     """
-    fields = (field for field in dataclasses.fields(options) if field.name not in (*_NOT_FLAGS, *_OWN))
+    fields = (field for field in dataclasses.fields(options) if field.name not in (*_NOT_FLAGS, *_OF_ONE_LAUNCHER))
     return stated_flags({field.name: getattr(options, field.name) for field in fields})
 
 
 def stated_flags(values: Mapping[str, object]) -> list[str]:
-    """Return the flags that set options by name. Options that are None are left out.
+    """Return the flags that set options, for example ``--port=17170``. Options that are None are left out.
+
+    Args:
+        values: Value of each option by its name. A list or tuple becomes one flag for each item.
 
     Raises:
         ConfigError: If a name does not belong to a flag.
@@ -210,12 +219,14 @@ def flag_of(field: dataclasses.Field[Any]) -> str:
 def _add(parser: argparse.ArgumentParser, field: dataclasses.Field[Any], *, help_text: str) -> None:
     """Add the flag of one option to a parser."""
     names = [flag_of(field)]
+    # Accept --start-timeout-s too, because it is the name of the option in a file and in the environment.
     if field.name.endswith("_timeout_s"):
         names.append(names[0] + "-s")
     if field.metadata["short"]:
         names.insert(0, field.metadata["short"])
-    has_none = field.default is False or field.default in (None, ())
-    default = "" if has_none else f" Default: {field.default}.".replace(".0.", ".")
+    # The help of an option without a default value describes the default in words. Write 900.0 as 900.
+    has_no_default = field.default is False or field.default in (None, ())
+    default = "" if has_no_default else f" Default: {field.default}.".replace(".0.", ".")
     # argparse formats the help with %.
     shown = help_text.replace("``", "").replace("%", "%%") + default
     if base_type(field) == "bool":
@@ -231,7 +242,10 @@ def _add(parser: argparse.ArgumentParser, field: dataclasses.Field[Any], *, help
 
 @functools.cache
 def _attribute_docstrings() -> dict[str, str]:
-    """Return the fields' docstrings, which are the help. Python discards them, so they are read from the source."""
+    """Return the docstring of each option by name. The docstrings are the help of the options.
+
+    Python discards the docstrings of fields, so they are read from the source: a field, and after it a text.
+    """
     classes = [ast.parse(inspect.getsource(kind)).body[0] for kind in (ReportOptions, LaunchOptions)]
     statements = [statement for body in classes if isinstance(body, ast.ClassDef) for statement in body.body]
     return {
@@ -262,9 +276,10 @@ def _chosen_command(
     commands = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     if not commands:
         return None
-    found = next((at for at, text in enumerate(arguments) if text in commands[0]), None)
-    if found is None:
+    position = next((at for at, text in enumerate(arguments) if text in commands[0]), None)
+    if position is None:
         return None
-    command: argparse.ArgumentParser = commands[0][arguments[found]]
-    inner = _chosen_command(command, arguments[found + 1 :])
-    return (found, command) if inner is None else (found + 1 + inner[0], inner[1])
+    command: argparse.ArgumentParser = commands[0][arguments[position]]
+    inner = _chosen_command(command, arguments[position + 1 :])
+    # The position of the inner command counts from the argument after this command.
+    return (position, command) if inner is None else (position + 1 + inner[0], inner[1])

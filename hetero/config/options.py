@@ -57,14 +57,15 @@ _UNPROTECTED = (
     "leave it out, because tf.data.service has neither tokens nor TLS. Every peer that reaches its ports can use it. "
     "Allow only the hosts of the job on its network"
 )
-_KINDS = {
-    "str": "a string",
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
-    "Path": "a path",
-    "tuple[str, ...]": "a list of strings",
+_KINDS: dict[str, tuple[str, type | tuple[type, ...]]] = {
+    "str": ("a string", str),
+    "int": ("a whole number", int),
+    "float": ("a number", (int, float)),
+    "bool": ("true or false", bool),
+    "Path": ("a path", Path),
+    "tuple[str, ...]": ("a list of strings", tuple),
 }
+"""Description and Python types of the values, by the name of a field's type."""
 
 
 def _option(
@@ -270,7 +271,7 @@ class LaunchOptions(ReportOptions):
         return {field.name: str(getattr(self, field.name)) for field in fields}
 
     def __post_init__(self) -> None:
-        # Do not use super(), which does not work in a dataclass with slots.
+        # super() does not work in a dataclass with slots, because the decorator makes another class.
         ReportOptions.__post_init__(self)
         if not self.script:
             raise ConfigError("no training script is given; expected its path after the options")
@@ -306,20 +307,20 @@ def base_type(field: dataclasses.Field[Any]) -> str:
 def kind_text(field: dataclasses.Field[Any]) -> str:
     """Return a description of a field's values with their bounds: ``a whole number, 1 or more and at most 8``."""
     meta = field.metadata
-    if meta.get("choices"):
+    if meta["choices"]:
         return f"one of {', '.join(meta['choices'])}"
-    bounds = (
-        (meta.get("low"), "{:g} or more"),
-        (meta.get("above"), "greater than {:g}"),
-        (meta.get("high"), "at most {:g}"),
-    )
+    bounds = ((meta["low"], "{:g} or more"), (meta["above"], "greater than {:g}"), (meta["high"], "at most {:g}"))
     limits = " and ".join(form.format(bound) for bound, form in bounds if bound is not None)
-    words = "".join(f", or {word}" for word in meta.get("words", ()))
-    return f"{_KINDS[base_type(field)]}{', ' if limits else ''}{limits}{words}"
+    words = "".join(f", or {word}" for word in meta["words"])
+    return f"{_KINDS[base_type(field)][0]}{', ' if limits else ''}{limits}{words}"
 
 
 def _check(field: dataclasses.Field[Any], value: object) -> None:
-    """Raise if a value breaks the rules of its field."""
+    """Raise if a value breaks the rules of its field.
+
+    Raises:
+        ConfigError: If the value has the wrong type or is out of its bounds.
+    """
     if value is None and str(field.type).endswith("| None"):
         return
     if isinstance(value, str) and value in field.metadata["words"]:
@@ -341,7 +342,7 @@ def _check_data_service(options: LaunchOptions) -> None:
 
 
 def _check_joining(options: LaunchOptions) -> None:
-    """Raise if a text about hosts that come and go is malformed."""
+    """Raise if an option about hosts that join a job, or that the platform may take away, is malformed."""
     if options.join is not None:
         host, _, port = options.join.rpartition(":")
         if not host or not (port.isascii() and port.isdigit() and 0 < int(port) <= 65535):
@@ -374,27 +375,20 @@ def _check_profile(options: LaunchOptions) -> None:
 
 
 def _has_type(name: str, value: object) -> bool:
-    """Return whether a value has the type with this name. See `base_type`."""
-    match name:
-        case "float":
-            # True is an int in Python.
-            return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        case "int":
-            return isinstance(value, int) and not isinstance(value, bool)
-        case "bool":
-            return isinstance(value, bool)
-        case "Path":
-            return isinstance(value, Path)
-        case "str":
-            return isinstance(value, str)
-        case _:
-            return isinstance(value, tuple) and all(isinstance(item, str) for item in value)
+    """Return whether a value has the type with this name, and is finite if it is a number. See `base_type`."""
+    # True is an int in Python.
+    if isinstance(value, bool):
+        return name == "bool"
+    if isinstance(value, float) and not math.isfinite(value):
+        return False
+    if isinstance(value, tuple) and not all(isinstance(item, str) for item in value):
+        return False
+    return isinstance(value, _KINDS[name][1])
 
 
 def _is_within(bounds: Mapping[str, Any], value: Any) -> bool:
     """Return whether a value obeys the bounds and choices of its field."""
-    low, above, high = bounds.get("low"), bounds.get("above"), bounds.get("high")
-    choices: tuple[str, ...] = bounds.get("choices", ())
-    if choices:
-        return value in choices
+    if bounds["choices"]:
+        return value in bounds["choices"]
+    low, above, high = bounds["low"], bounds["above"], bounds["high"]
     return (low is None or value >= low) and (above is None or value > above) and (high is None or value <= high)

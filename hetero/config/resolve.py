@@ -1,4 +1,7 @@
-"""Options from all sources: defaults < the platform's defaults < file < environment < hyperparameters < flags."""
+"""Reads the options of a job from all sources. Each source overrides the sources before it.
+
+The order is: defaults, defaults of the platform, file, environment, hyperparameters, flags.
+"""
 
 from __future__ import annotations
 
@@ -47,6 +50,7 @@ def resolve_options(
         values |= _from_file(Path(namespace.config))
     for name, field in _FIELDS.items():
         variable = f"HETERO_{name.upper()}"
+        # An empty variable counts as one that is not set.
         if env.get(variable):
             values[name] = _convert(field, env[variable], variable)
     if parameters is not None:
@@ -105,13 +109,9 @@ def _from_flags(namespace: argparse.Namespace, kind: type[ReportOptions]) -> dic
 
 def _from_file(path: Path) -> dict[str, object]:
     """Read options from YAML."""
-    try:
-        content = read_bounded(path, str(path))
-    except ConfigError as error:
-        if not isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
-            raise
-        raise ConfigError(f"the configuration file {path} does not exist; check the path given to --config") from error
+    content = read_bounded(path, f"the configuration file {path}", to_do="check the path given to --config")
     document = parse_yaml(content, str(path))
+    # An empty file states no options.
     if document is None:
         return {}
     if not isinstance(document, dict):
@@ -121,6 +121,11 @@ def _from_file(path: Path) -> dict[str, object]:
 
 def _named(document: Mapping[Any, object], source: str, *, prefix: str) -> dict[str, object]:
     """Return the options in a document by name.
+
+    Args:
+        document: Values by key. A key is the name of an option after a prefix. A dash may replace an underscore.
+        source: Origin of the document, for messages.
+        prefix: The prefix.
 
     Raises:
         ConfigError: If a name is unknown or a value is malformed.
@@ -140,6 +145,7 @@ def _named(document: Mapping[Any, object], source: str, *, prefix: str) -> dict[
 def _convert(field: dataclasses.Field[Any], value: object, source: str) -> object:
     """Convert a text or a decoded value to the type of its field."""
     try:
+        # Some options allow a word, such as auto, beside the values of their type.
         if isinstance(value, str) and value.strip().lower() in field.metadata["words"]:
             return value.strip().lower()
         if base_type(field).startswith("tuple"):
@@ -152,7 +158,9 @@ def _convert(field: dataclasses.Field[Any], value: object, source: str) -> objec
 
 def _to_scalar(name: str, value: object) -> object:
     """Convert a value to the type with this name. Raise `TypeError` or `ValueError` if the value does not fit."""
-    if not isinstance(value, (str, int, float, Path)):
+    # True is an int in Python.
+    is_wrong_bool = isinstance(value, bool) and name in ("int", "float")
+    if is_wrong_bool or not isinstance(value, (str, int, float, Path)):
         raise TypeError
     text = str(value).strip()
     match name:
@@ -161,12 +169,8 @@ def _to_scalar(name: str, value: object) -> object:
                 raise ValueError
             return _BOOLEANS[text.lower()]
         case "int":
-            if isinstance(value, bool):
-                raise TypeError
             return int(text)
         case "float":
-            if isinstance(value, bool):
-                raise TypeError
             return float(text)
         case "Path":
             return Path(text).expanduser()
@@ -175,7 +179,12 @@ def _to_scalar(name: str, value: object) -> object:
 
 
 def _to_tuple(value: object, *, quoted: bool) -> tuple[str, ...]:
-    """Convert a list, or a text that lists several items, to a tuple of texts."""
+    """Convert a list, or a text that lists several items, to a tuple of texts.
+
+    Args:
+        value: A list, a text that is a JSON list, or a text with items.
+        quoted: Whether the items of a text are quoted as in a shell. If not, they are separated by commas.
+    """
     if isinstance(value, str):
         text = value.strip()
         if text.startswith("["):

@@ -79,7 +79,7 @@ class Timings:
         """
         defaults: dict[str, float] = dataclasses.asdict(cls())
         defaults["stop_grace_s"] = min(defaults["stop_grace_s"], kill_after_s / 2)
-        # kill_after_s may make a default smaller than its lower limit. The smaller one is then the limit.
+        # A lower limit never exceeds the default itself, which ``kill_after_s`` may have made smaller than the limit.
         floors = {name: min(value, _FLOORS_S.get(name, 0.0)) for name, value in defaults.items()}
         return cls(**{name: max(value * scale, floors[name]) for name, value in defaults.items()})
 
@@ -98,6 +98,7 @@ class Timings:
             ConfigError: If the scale is not a number in (0, 100].
         """
         scaled = cls.scaled(time_scale(env), kill_after_s=kill_after_s)
+        # A timeout that is stated with its default cannot be told from one that is not stated.
         timeouts = ("start_timeout_s", "data_timeout_s", "prepare_timeout_s")
         stated = {name: getattr(options, name) for name in timeouts if getattr(options, name) != getattr(cls(), name)}
         return dataclasses.replace(scaled, **stated)
@@ -110,6 +111,7 @@ def time_scale(env: Mapping[str, str]) -> float:
         ConfigError: If the value is not a number in (0, 100].
     """
     text = env.get("HETERO_TIME_SCALE") or "1"
+    # A text that is no number becomes 0 here, which the check below rejects.
     try:
         scale = float(text)
     except ValueError:

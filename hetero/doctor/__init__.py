@@ -5,12 +5,12 @@ nothing and shows no secrets. ``hetero doctor`` runs it:
 
 snapshot.py      the input of the examination: options, environment, platform, cluster
 examination.py   runs all subjects in parallel, and shows their diagnoses as text or JSON
-parallel.py      runs tasks in parallel, and abandons those that take too long
+parallel.py      runs tasks in parallel, and does not wait for those that take too long
 
-Each subject is a function from the snapshot to diagnoses:
+Each subject is a function that receives the snapshot and returns diagnoses:
 
 cluster.py       the platform, its description of the cluster, and the names of the hosts
-connections.py   ports
+connections.py   the ports of this host and of the other hosts
 leftovers.py     processes and files of earlier runs
 limits.py        CPUs, open files, shared memory, the memory of endpoints, folders that a job writes to
 signals.py       whether a stop reaches the launcher

@@ -30,6 +30,7 @@ def examine_description(snapshot: Snapshot) -> list[Diagnosis]:
     """Report the cluster as a launcher would read it."""
     cluster = snapshot.cluster
     if cluster is not None:
+        # For example: data_group=ml.c5.xlarge:2 (data).
         groups = ", ".join(
             f"{group.name}={group.instance_type or 'unknown type'}:{len(group.hosts)} ({group.role.value})"
             for group in cluster.groups
@@ -54,8 +55,8 @@ def examine_names(snapshot: Snapshot) -> list[Diagnosis]:
     addresses = {host: outcome for host, outcome in outcomes.items() if isinstance(outcome, str)}
     problems = sorted({str(outcome) for outcome in outcomes.values() if isinstance(outcome, Exception)})
     diagnoses = [error(problem, _RETRY) for problem in problems]
-    if silent := [host for host in hosts if host not in outcomes]:
-        found = f"the name service did not answer within {CALL_TIMEOUT_S:.0f} s for {listing(silent)}"
+    if without_answer := [host for host in hosts if host not in outcomes]:
+        found = f"the name service did not answer within {CALL_TIMEOUT_S:.0f} s for {listing(without_answer)}"
         diagnoses.append(error(found, "check the name servers in /etc/resolv.conf, because every job waits for them"))
     diagnoses += _conflicts(addresses, snapshot)
     if addresses:
@@ -67,23 +68,19 @@ def examine_names(snapshot: Snapshot) -> list[Diagnosis]:
 def _conflicts(addresses: dict[str, str], snapshot: Snapshot) -> list[Diagnosis]:
     """Return errors about hosts that share an address, or whose name means this machine on every host."""
     diagnoses = []
-    by_address: dict[str, list[str]] = {}
+    hosts_by_address: dict[str, list[str]] = {}
     for host, address in addresses.items():
-        by_address.setdefault(address, []).append(host)
-    for address, hosts in by_address.items():
+        hosts_by_address.setdefault(address, []).append(host)
+    for address, hosts in hosts_by_address.items():
         if len(hosts) > 1:
             found = f"{listing(sorted(hosts))} have the same address, {address}"
             diagnoses.append(error(found, "give every host its own address, because launchers cannot share a port"))
-    loopback = {host: address for host, address in addresses.items() if _means_this_machine(address)}
+    parsed = {host: ipaddress.ip_address(address) for host, address in addresses.items()}
+    loopback = {host: address for host, address in parsed.items() if address.is_loopback or address.is_unspecified}
     # One machine may have all hosts of a test. Otherwise each host would look for the others on its own machine.
     if len(loopback) < len(addresses) and not snapshot.is_simulated:
-        for host, address in loopback.items():
-            found = f"the name {host} resolves to {address} here, which means this machine on every host"
+        for host in loopback:
+            found = f"the name {host} resolves to {addresses[host]} here, which means this machine on every host"
             to_do = f"remove {host} from the loopback lines of /etc/hosts, or add its real address"
             diagnoses.append(error(found, to_do))
     return diagnoses
-
-
-def _means_this_machine(text: str) -> bool:
-    address = ipaddress.ip_address(text)
-    return address.is_loopback or address.is_unspecified

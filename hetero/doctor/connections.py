@@ -1,4 +1,4 @@
-"""Ports: whether this host can bind its port, and which other hosts it can reach.
+"""Checks whether this host can bind its port, and which ports of the other hosts it can reach.
 
 The examination tries two ports of every other host: the port of its launcher (``--port``), and one of the ephemeral
 ports that endpoints and ranks get from the system. A security group that allows only the first port blocks all
@@ -36,19 +36,20 @@ _Matrix: TypeAlias = Mapping[str, Mapping[str, str]]
 def examine_ports(snapshot: Snapshot) -> list[Diagnosis]:
     """Bind this host's port and connect to the ports of the other hosts, all in parallel."""
     hosts_file = snapshot.environ.get("HETERO_HOSTS_FILE")
-    own = snapshot.own_host
-    control, other = snapshot.options.port, last_ephemeral_port()
-    others = [host for host in snapshot.hosts if host != own]
-    tasks: dict[str | None, Callable[[], _Outcome]] = {None: functools.partial(_own, own, control, hosts_file)}
-    tasks |= {host: functools.partial(_reach, host, (control, other), hosts_file) for host in others}
+    own_host = snapshot.own_host
+    ports = (snapshot.options.port, last_ephemeral_port())
+    other_hosts = [host for host in snapshot.hosts if host != own_host]
+    # The key None stands for this host, which may have no name.
+    tasks: dict[str | None, Callable[[], _Outcome]] = {None: functools.partial(_bind, own_host, ports[0], hosts_file)}
+    tasks |= {host: functools.partial(_reach, host, ports, hosts_file) for host in other_hosts}
     outcomes = gather(tasks, timeout_s=CALL_TIMEOUT_S)
     # If this host's name does not resolve, the subject "names" reports the error.
     bound = outcomes.pop(None, None)
     diagnoses = [bound] if isinstance(bound, Diagnosis) else []
-    if not others:
+    if not other_hosts:
         return diagnoses
-    matrix = {host: _row(outcomes.get(host), (control, other)) for host in others}
-    return [*diagnoses, *_judge(matrix, str(control), str(other))]
+    matrix = {host: _row(outcomes.get(host), ports) for host in other_hosts}
+    return [*diagnoses, *_judge(matrix, *map(str, ports))]
 
 
 def last_ephemeral_port() -> int:
@@ -56,8 +57,8 @@ def last_ephemeral_port() -> int:
     return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[1])
 
 
-def _own(host: str | None, port: int, hosts_file: str | None) -> Diagnosis:
-    """Bind the address and port that a launcher would bind here.
+def _bind(host: str | None, port: int, hosts_file: str | None) -> Diagnosis:
+    """Bind the address and port that a launcher would bind on this host, and release them.
 
     Raises:
         ClusterError: If this host's name does not resolve.
@@ -77,7 +78,13 @@ def _own(host: str | None, port: int, hosts_file: str | None) -> Diagnosis:
 
 
 def _refused(problem: OSError, target: str, owner: str) -> Diagnosis:
-    """Return why the launcher's port cannot be bound, and who has it."""
+    """Return why the launcher's port cannot be bound.
+
+    Args:
+        problem: The error of the system.
+        target: Address and port, for messages.
+        owner: Description of the process that listens on the port, empty if this user cannot see the process.
+    """
     if problem.errno == errno.EADDRNOTAVAIL:
         to_do = "correct the name or the address; in a container use the host's network (docker run --network host)"
         return error(f"{target} is not an address of this machine, so a launcher cannot bind it (HET-23)", to_do)
@@ -94,7 +101,7 @@ def _refused(problem: OSError, target: str, owner: str) -> Diagnosis:
 
 
 def _reach(host: str, ports: tuple[int, ...], hosts_file: str | None) -> dict[str, str]:
-    """Return for each port of a host whether it answers, refuses or is silent, or the error.
+    """Return the result of a connection to each port of a host, see `_connect`.
 
     Raises:
         ClusterError: If the host's name does not resolve.
@@ -104,7 +111,7 @@ def _reach(host: str, ports: tuple[int, ...], hosts_file: str | None) -> dict[st
 
 
 def _connect(address: str, port: int) -> str:
-    """Try a TCP connection, and return its result in words."""
+    """Try a TCP connection. Return `_ANSWERS`, `_REFUSES`, `_SILENT`, or the error of the system in words."""
     try:
         with socket.create_connection((address, port), timeout=_CONNECT_S):
             return _ANSWERS
@@ -118,43 +125,55 @@ def _connect(address: str, port: int) -> str:
 
 
 def _row(outcome: _Outcome | Exception | None, ports: tuple[int, ...]) -> dict[str, str]:
+    """Return the result at each port of a host. None as outcome means that the connections did not end in time."""
     if isinstance(outcome, dict):
         return outcome
     return dict.fromkeys(map(str, ports), _SILENT if outcome is None else _UNRESOLVED)
 
 
 def _judge(matrix: _Matrix, control: str, other: str) -> list[Diagnosis]:
-    """Return the diagnoses for the answers of all hosts. Hosts with the same answers share a diagnosis."""
-    alike: dict[tuple[str, str], list[str]] = {}
+    """Return the diagnoses for the results of all hosts. Hosts with the same results share a diagnosis."""
+    hosts_by_results: dict[tuple[str, str], list[str]] = {}
     for host, row in matrix.items():
-        alike.setdefault((row[control], row[other]), []).append(host)
-    diagnoses = [_meaning(listing(hosts), control, other, *states) for states, hosts in alike.items()]
-    said = [diagnosis for diagnosis in diagnoses if diagnosis is not None]
-    reached = sum(set(row.values()) <= {_ANSWERS, _REFUSES} for row in matrix.values())
-    found = f"reached {reached} of {len(matrix)} other hosts"
-    if reached == len(matrix):
-        return [ok(found, matrix=matrix), *said]
-    return [warning(found, "see the lines about their names and ports", matrix=matrix), *said]
+        hosts_by_results.setdefault((row[control], row[other]), []).append(host)
+    meanings = [_meaning(listing(hosts), control, other, *results) for results, hosts in hosts_by_results.items()]
+    diagnoses = [meaning for meaning in meanings if meaning is not None]
+    num_reached = sum(set(row.values()) <= {_ANSWERS, _REFUSES} for row in matrix.values())
+    found = f"reached {num_reached} of {len(matrix)} other hosts"
+    if num_reached == len(matrix):
+        return [ok(found, matrix=matrix), *diagnoses]
+    return [warning(found, "see the lines about their names and ports", matrix=matrix), *diagnoses]
 
 
 def _meaning(hosts: str, control: str, other: str, at_control: str, at_other: str) -> Diagnosis | None:
-    """Return what the results at two ports of some hosts mean. None if another subject reports it."""
-    open_ = (_ANSWERS, _REFUSES)
-    everything = (
+    """Return what the results of connections to two ports of some hosts mean.
+
+    Args:
+        hosts: Names of the hosts, which have the same results.
+        control: The port of their launchers.
+        other: One of the ports that endpoints and ranks may get.
+        at_control: Result at the first port: `_ANSWERS`, `_REFUSES`, `_SILENT`, `_UNRESOLVED`, or an error in words.
+        at_other: Result at the second port.
+
+    Returns:
+        The diagnosis, or None if the names of the hosts do not resolve, which the subject "names" reports.
+    """
+    if at_control == _UNRESOLVED:
+        return None
+    # A refused connection shows that the host was reached.
+    is_control_open, is_other_open = (result in (_ANSWERS, _REFUSES) for result in (at_control, at_other))
+    open_all_ports = (
         "let the hosts of the job reach all TCP ports of each other: in a security group, a rule that names itself"
     )
-    if at_control == _UNRESOLVED:
-        # The subject "names" reports it.
-        return None
-    if at_control in open_ and at_other in open_:
+    if is_control_open and is_other_open:
         listens = "their launchers listen" if at_control == _ANSWERS else "no launcher listens yet, which is fine"
         return ok(f"{hosts}: reached on port {control} ({listens}) and on others")
-    if at_control in open_:
+    if is_control_open:
         found = f"{hosts}: reached on port {control}, but on port {other}: {at_other}; endpoints and ranks need any"
-        return error(found, everything)
-    if at_other in open_:
-        return error(f"{hosts}: on port {control}: {at_control}, although port {other} can be reached", everything)
-    to_do = f"check that the host is up. If it is, {everything}"
+        return error(found, open_all_ports)
+    if is_other_open:
+        return error(f"{hosts}: on port {control}: {at_control}, although port {other} can be reached", open_all_ports)
+    to_do = f"check that the host is up. If it is, {open_all_ports}"
     if at_control == _SILENT:
         return error(f"{hosts}: no answer on any of the ports that were tried, for {_CONNECT_S:g} s each", to_do)
     return error(f"{hosts}: not reached: {at_control}", to_do)

@@ -55,6 +55,7 @@ def render_text(diagnoses: Mapping[str, Sequence[Diagnosis]]) -> str:
     lines = []
     for subject, entries in diagnoses.items():
         for diagnosis in entries:
+            # The messages of some errors have several lines.
             first, *rest = map(escape_line, diagnosis.found.split("\n"))
             lines.append(_columns(diagnosis.level.value, subject, first))
             lines += [_columns("", "", line.strip()) for line in rest]
@@ -84,10 +85,13 @@ def to_json(diagnoses: Mapping[str, Sequence[Diagnosis]]) -> dict[str, object]:
 
 
 def _diagnoses(outcome: list[Diagnosis] | Exception | None) -> list[Diagnosis]:
-    """Return the outcome of one examination. One that failed or did not end in time is a diagnosis too."""
+    """Return the diagnoses of one subject.
+
+    Args:
+        outcome: What the examination returned or raised, or None if it did not end in time.
+    """
     if outcome is None:
-        # This is a warning and not an error: on a slow host, six examinations did not end in time, and nothing was
-        # wrong.
+        # This is no error, because six examinations on a slow host did not end in time, and nothing was wrong.
         to_do = (
             "run hetero doctor again when the machine has less to do; if this does not help, look for a disk, a "
             "network file system or a name server that does not answer"

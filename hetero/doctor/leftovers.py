@@ -53,7 +53,7 @@ def find_processes() -> list[OwnProcess]:
         kind = _kind(process.info["cmdline"] or [])
         if kind and process.pid != os.getpid():
             ancestors, program, job = frozenset[int](), 0, ""
-            # The process may end meanwhile, or belong to another user.
+            # If the process has ended meanwhile, or belongs to another user, these facts are not known.
             with contextlib.suppress(psutil.Error, OSError):
                 parents = process.parents()
                 ancestors = frozenset(parent.pid for parent in parents)
@@ -64,10 +64,13 @@ def find_processes() -> list[OwnProcess]:
 
 
 def _program(parents: Iterable[tuple[int, list[str]]]) -> int:
-    """Return the nearest ancestor that is not of hetero, if it is a Python program, and otherwise 0.
+    """Return the process id of the nearest ancestor that is not hetero's, if it is a Python program, otherwise 0.
 
-    The children of a launcher that has ended go to the first process of the host or container, which is rarely Python,
-    unless it is the training script itself.
+    A Python program with endpoints is a training script that started them without a launcher. If a launcher has ended,
+    the parent of its children is the first process of the host or container, which is rarely Python.
+
+    Args:
+        parents: Process id and command line of each ancestor, the parent first.
     """
     for pid, command in parents:
         if not _kind(command):
@@ -99,8 +102,9 @@ def _processes() -> Iterator[Diagnosis]:
     for job, pids in _by_job(process for process in processes if process.pid in launchers).items():
         found = f"a launcher runs here: process {listing(pids)}{job}"
         yield warning(found, "keep it if it belongs to this job; otherwise kill it, which also ends its children")
+    # Children of a launcher that runs belong to its line above.
     others = [each for each in processes if each.pid not in launchers and not each.ancestors & launchers]
-    # Processes of a living program are not to be killed. The advice once was to kill 8 of the 17 endpoints of a
+    # Do not advise to kill processes of a program that runs. The advice once was to kill 8 of the 17 endpoints of a
     # training that ran.
     for program in sorted({each.program for each in others} - {0}):
         pids = [each.pid for each in others if each.program == program]
@@ -111,6 +115,7 @@ def _processes() -> Iterator[Diagnosis]:
 
 
 def _by_job(processes: Iterable[OwnProcess]) -> dict[str, list[int]]:
+    """Return process ids by job. A key is the text that names the job in a sentence, empty for an unknown job."""
     found: dict[str, list[int]] = {}
     for process in processes:
         found.setdefault(f" of the job {process.job_id}" if process.job_id else "", []).append(process.pid)

@@ -45,11 +45,13 @@ def examine_cpus(snapshot: Snapshot) -> list[Diagnosis]:
         diagnoses.append(warning(f"the quota of {quota:g} CPUs is less than the {allowed} visible cores", to_do))
     cluster = snapshot.cluster
     if cluster is not None and cluster.current_group.instance_type and not snapshot.is_simulated:
-        kind = cluster.current_group.instance_type
-        info = Catalogue.load().find(kind)
+        instance_type = cluster.current_group.instance_type
+        info = Catalogue.load().find(instance_type)
         if info is not None and info.vcpus is not None and usable < info.vcpus:
             to_do = "check the container's limits, or the instance type in the description of the cluster"
-            diagnoses.append(warning(f"{usable} CPUs are usable here, and {kind} has {info.vcpus} vCPUs", to_do))
+            diagnoses.append(
+                warning(f"{usable} CPUs are usable here, and {instance_type} has {info.vcpus} vCPUs", to_do)
+            )
     return diagnoses
 
 
@@ -59,31 +61,31 @@ def examine_descriptors(snapshot: Snapshot) -> list[Diagnosis]:
     from hetero.launch.placement import needed_descriptors
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Without a description of a cluster, the job has one host.
     needed = needed_descriptors(max(1, len(snapshot.hosts)))
-    bound = float("inf") if hard == resource.RLIM_INFINITY else hard
     found = f"a process may open {_shown(hard)} files ({_shown(soft)} before it raises its limit)"
     to_do = "raise the hard limit: ulimit -Hn, LimitNOFILE= of a systemd unit, docker run --ulimit nofile=65536"
     details = {"soft": _shown(soft), "hard": _shown(hard), "needed": needed}
-    if bound < needed:
+    if hard != resource.RLIM_INFINITY and hard < needed:
         return [error(f"{found}; a launcher needs about {needed} (it would end with HET-24)", to_do, **details)]
     return [ok(found, **details)]
 
 
 def _shown(limit: int) -> str:
+    """Return the number of files in words that follow "may open"."""
     return "any number of" if limit == resource.RLIM_INFINITY else str(limit)
 
 
-def examine_shared_memory(snapshot: Snapshot) -> list[Diagnosis]:
+def examine_shared_memory(_snapshot: Snapshot) -> list[Diagnosis]:
     """Check the size and the free space of shared memory."""
-    del snapshot
     to_do = "give the container more shared memory: docker run --shm-size=8g, or --ipc=host"
     try:
         facts = os.statvfs(SHARED_MEMORY)
     except OSError as problem:
         return [error(f"there is no {SHARED_MEMORY} ({problem.strerror}): torch's loader workers and NCCL fail", to_do)]
-    room, free = facts.f_blocks * facts.f_frsize, facts.f_bavail * facts.f_frsize
-    found = f"{SHARED_MEMORY} has {bytes_text(room)}, {bytes_text(free)} of it free"
-    details = {"bytes": room, "free_bytes": free}
+    size, free = facts.f_blocks * facts.f_frsize, facts.f_bavail * facts.f_frsize
+    found = f"{SHARED_MEMORY} has {bytes_text(size)}, {bytes_text(free)} of it free"
+    details = {"bytes": size, "free_bytes": free}
     if not os.access(SHARED_MEMORY, os.W_OK):
         return [error(f"{SHARED_MEMORY} cannot be written to: torch's loader workers and NCCL fail", to_do, **details)]
     if free < _SCARCE_SHARED_BYTES:
@@ -101,70 +103,60 @@ def examine_memory(_snapshot: Snapshot) -> list[Diagnosis]:
     diagnoses = []
     for job, memories in sorted(by_job.items()):
         private, shared = sum(each.private_bytes for each in memories), max(each.shared_bytes for each in memories)
-        most = max(each.private_bytes for each in memories)
+        largest = max(each.private_bytes for each in memories)
         found = (
             f"endpoints{f' of the job {job}' if job else ''}: {len(memories)} processes have {bytes_text(private)} of "
-            f"private memory, at most {bytes_text(most)} in one of them, and share {bytes_text(shared)}"
+            f"private memory, at most {bytes_text(largest)} in one of them, and share {bytes_text(shared)}"
         )
-        diagnoses.append(ok(found, private_bytes=private, largest_private_bytes=most, shared_bytes=shared))
-    if kept := kept_in_memory():
-        diagnoses.append(ok(f"samples that data sets have kept in memory take {bytes_text(kept)}", kept_bytes=kept))
+        diagnoses.append(ok(found, private_bytes=private, largest_private_bytes=largest, shared_bytes=shared))
+    if cached := kept_in_memory():
+        diagnoses.append(ok(f"samples that data sets have kept in memory take {bytes_text(cached)}", kept_bytes=cached))
     return diagnoses or [ok("no endpoint runs here")]
 
 
 def examine_disk(snapshot: Snapshot) -> list[Diagnosis]:
     """Write to the folder for temporary files and to the platform's folders, and check their free space."""
-    diagnoses = _temporary()
-    for folder, what in _folders(snapshot).items():
-        if folder.is_dir():
-            diagnoses.append(_look(folder, what, is_writable=_is_writable(folder)))
-    return diagnoses
-
-
-def _folders(snapshot: Snapshot) -> dict[Path, str]:
-    """Return the folders that a job writes to, with what it writes there."""
-    folders, output = snapshot.platform.folders, snapshot.options.output_dir
-    found = {
+    folders, output_dir = snapshot.platform.folders, snapshot.options.output_dir
+    contents = {
         folders.failure.parent: "the failure file and the report",
         folders.model: "the model",
         folders.checkpoints: "checkpoints",
     }
-    if output is not None:
-        found[output.absolute()] = "the report (--output-dir)"
-    return found
+    if output_dir is not None:
+        contents[output_dir.absolute()] = "the report (--output-dir)"
+    diagnoses = [_examine_folder(folder, what) for folder, what in contents.items() if folder.is_dir()]
+    return [_examine_temporary(), *diagnoses]
 
 
-def _temporary() -> list[Diagnosis]:
+def _examine_temporary() -> Diagnosis:
     """Make a folder as a launcher does, because some file systems cannot make a folder private to one user."""
-    to_do = "set TMPDIR to a folder of this user on a local disk with free space"
+    folder = Path(tempfile.gettempdir())
     try:
-        with private_folder("hetero-doctor-") as folder:
-            (folder / "file").write_bytes(b"\0" * 4096)
+        with private_folder("hetero-doctor-"):
+            return _examine_folder(folder, "temporary files")
     except (ConfigError, OSError) as problem:
-        return [error(f"cannot make a private folder in {tempfile.gettempdir()}: {problem}", to_do)]
-    return [_look(Path(tempfile.gettempdir()), "temporary files", is_writable=True)]
+        to_do = "set TMPDIR to a folder of this user on a local disk with free space"
+        return error(f"cannot make a private folder in {folder}: {problem}", to_do)
 
 
-def _look(folder: Path, what: str, *, is_writable: bool) -> Diagnosis:
-    """Return whether a folder can be written to and has enough space."""
+def _examine_folder(folder: Path, what: str) -> Diagnosis:
+    """Return whether a folder can be written to and has enough free space.
+
+    Args:
+        folder: The folder, which exists.
+        what: What a job writes to the folder.
+    """
     facts = os.statvfs(folder)
     free = facts.f_bavail * facts.f_frsize
-    found = f"{folder} ({what}) has {bytes_text(free)} free"
     details = {"folder": str(folder), "free_bytes": free}
-    to_do = f"free space on the file system of {folder}, or give the host a larger volume"
-    if not is_writable:
-        return error(
-            f"{folder} ({what}) cannot be written to", f"give this user the right to write to {folder}", **details
-        )
-    if free < _LEAST_BYTES:
-        return error(f"{found}: a job would end with HET-24, or lose its checkpoint", to_do, **details)
-    return ok(found, **details)
-
-
-def _is_writable(folder: Path) -> bool:
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"\0" * 4096)
     except OSError:
-        return False
-    return True
+        to_do = f"give this user the right to write to {folder}"
+        return error(f"{folder} ({what}) cannot be written to", to_do, **details)
+    found = f"{folder} ({what}) has {bytes_text(free)} free"
+    if free < _LEAST_BYTES:
+        to_do = f"free space on the file system of {folder}, or give the host a larger volume"
+        return error(f"{found}: a job would end with HET-24, or lose its checkpoint", to_do, **details)
+    return ok(found, **details)

@@ -1,6 +1,6 @@
-"""Runs tasks in parallel, and abandons those that do not end in time, such as a query to a name server.
+"""Runs tasks in parallel, and does not wait for those that take too long, such as a query to a name server.
 
-This is a separate module because the examination and two of its subjects use it.
+The examination runs its subjects in this way, and two subjects run a task for each host.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def gather(tasks: Mapping[_Key, Callable[[], _T]], *, timeout_s: float) -> dict[
             ended.put((key, error))
 
     for item in tasks.items():
-        # Daemons, because a thread that asks a hung disk never ends.
+        # A daemon thread does not keep the process alive. A thread that asks a hung disk never ends.
         threading.Thread(target=work, args=item, name="doctor", daemon=True).start()
     found: dict[_Key, _T | Exception] = {}
     while len(found) < len(tasks):

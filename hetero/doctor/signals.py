@@ -48,8 +48,10 @@ class ProcessFacts:
     def program(self) -> str:
         """Name of the program. For an interpreter that runs a script, the name of the script."""
         names = [PurePath(word).name for word in self.command] or [""]
+        # With -c, the code is in the command line and has no name.
         if names[0].startswith(_INTERPRETER) and "-c" not in names[1:2]:
             return next((name for name in names[1:] if name and not name.startswith("-")), names[0])
+        # The name of a login shell begins with a dash.
         return names[0].lstrip("-")
 
     @property
@@ -68,13 +70,14 @@ def examine(snapshot: Snapshot) -> list[Diagnosis]:
     # The platform's torchrun or mpirun starts several launchers of one job, but never launchers of several jobs.
     pid = min(process.pid for process in launchers) if len(jobs) == 1 else os.getpid()
     is_job = snapshot.cluster is not None
-    own = judge(ancestry(os.getpid()), is_launcher=False, is_job=is_job)
-    if pid == os.getpid():
-        return own
+    of_this_process = judge(ancestry(os.getpid()), is_launcher=False, is_job=is_job)
+    # The launcher may have ended meanwhile. Then its chain is empty.
     chain = ancestry(pid)
-    # The process may have ended meanwhile. Then the chain is empty.
-    found = judge(chain, is_launcher=True, is_job=is_job) if chain else []
-    return [*found, *(diagnosis for diagnosis in own if diagnosis.level is Level.ERROR or not found)]
+    if pid == os.getpid() or not chain:
+        return of_this_process
+    # With a launcher, this process matters only if a launcher that it started could not be stopped.
+    errors = [diagnosis for diagnosis in of_this_process if diagnosis.level is Level.ERROR]
+    return [*judge(chain, is_launcher=True, is_job=is_job), *errors]
 
 
 def ancestry(pid: int) -> list[ProcessFacts]:
@@ -87,12 +90,11 @@ def ancestry(pid: int) -> list[ProcessFacts]:
         except OSError:
             break
         fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-        masks = {name: bool(int(fields[name], 16) & _BIT) for name in ("SigCgt", "SigIgn", "SigBlk")}
+        # The kernel writes the signals that a process catches, ignores and blocks as bits of hexadecimal numbers.
+        catches, ignores, blocks = (bool(int(fields[name], 16) & _BIT) for name in ("SigCgt", "SigIgn", "SigBlk"))
+        # Threads of the kernel have no command line.
         words = tuple(command.rstrip("\0").split("\0")) if command else (fields["Name"].strip(),)
-        facts = ProcessFacts(
-            pid=pid, command=words, catches=masks["SigCgt"], ignores=masks["SigIgn"], blocks=masks["SigBlk"]
-        )
-        chain.insert(0, facts)
+        chain.insert(0, ProcessFacts(pid=pid, command=words, catches=catches, ignores=ignores, blocks=blocks))
         pid = int(fields["PPid"])
     return chain
 
@@ -101,27 +103,28 @@ def judge(chain: Sequence[ProcessFacts], *, is_launcher: bool, is_job: bool) -> 
     """Return diagnoses on whether a SIGTERM to process 1 reaches the last process of a chain.
 
     Args:
-        chain: Processes from the first visible ancestor to the process in question.
-        is_launcher: Whether the last process is a launcher. If not, it is this examination, started as a launcher would
-            be.
+        chain: The first visible ancestor, its child, and so on until the process that must receive the signal.
+        is_launcher: Whether the last process is a launcher. If not, it is this examination, which was started as a
+            launcher would be started.
         is_job: Whether this host belongs to a job, which a lost SIGTERM would harm.
     """
-    *between, last = chain
+    *ancestors, last = chain
     who = f"the launcher (process {last.pid})" if is_launcher else "a launcher that is started like this"
     path = " > ".join(f"{facts.program} {facts.pid}" for facts in chain)
     if last.blocks:
         to_do = "unblock SIGTERM in the program that starts it (sigprocmask), because processes inherit blocked signals"
         return [error(f"SIGTERM is blocked in {last}, so {who} never receives it", to_do, path=path)]
-    if not between and last.pid == 1:
+    if not ancestors and last.pid == 1:
         return [ok(f"{who} is process 1 and receives SIGTERM directly", path=path)]
     first = chain[0]
+    # The parent of a process that was started in a container from outside is not visible there.
     if first.pid != 1:
         found = f"{who} was started beside process 1 (docker exec, nsenter), so signals to process 1 do not reach it"
         return [ok(found, path=path)]
     if first.program in _MACHINE:
         found = f"process 1 is {first.program}, so this is a whole machine: to stop {who}, signal it directly ({path})"
         return [ok(found, path=path)]
-    obstacles = [words for facts in between if (words := _obstacle(facts))]
+    obstacles = [words for facts in ancestors if (words := _obstacle(facts))]
     if not obstacles:
         return [ok(f"SIGTERM to process 1 is forwarded to {who} ({path})", path=path)]
     if not is_job:
@@ -132,16 +135,19 @@ def judge(chain: Sequence[ProcessFacts], *, is_launcher: bool, is_job: bool) -> 
 
 def _obstacle(facts: ProcessFacts) -> str:
     """Return why a process does not forward SIGTERM, or an empty text if it does."""
+    # Names come before the handling of signals, because it is known how programs with these names behave.
     if facts.program in _FORWARDING:
         return ""
     if facts.is_toolkit:
         return f"{facts} is the platform's toolkit, which forwards no signals"
+    # Any other process without a handler would end by the signal. Process 1 does not.
     if facts.pid == 1 and not facts.catches:
         return f"{facts} has no handler for it, and the kernel drops it"
     if facts.ignores:
         return f"{facts} ignores it"
     if facts.program in _SHELLS:
         return f"{facts} is a shell, which waits for its child"
+    # A launcher forwards the signal to its children, which may be another launcher.
     if facts.program == "hetero" or facts.program.endswith("launcher.py"):
         return ""
     return f"it is not known whether {facts} forwards it"

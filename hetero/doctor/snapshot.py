@@ -55,7 +55,8 @@ def take_snapshot(options: LaunchOptions, environ: Mapping[str, str]) -> Snapsho
     if platform.is_here():
         try:
             registration = None if options.cluster_file else platform.registration()
-            # The hosts find one another only when the job starts.
+            # On such a platform the hosts learn of each other only when the job starts. Until then, at most the main
+            # host is known.
             if registration is not None:
                 hosts = (registration.main_address,) if registration.main_address else ()
                 return Snapshot(options=options, environ=environ, platform=platform, cluster=None, hosts=hosts)
@@ -63,6 +64,7 @@ def take_snapshot(options: LaunchOptions, environ: Mapping[str, str]) -> Snapsho
             hosts = tuple(host.name for host in cluster.hosts)
         except ClusterError as error:
             problem = str(error)
+            # The names of the hosts may be readable although the rest of the description is not.
             with contextlib.suppress(HeteroError):
                 hosts = tuple(platform.host_names())
     return Snapshot(

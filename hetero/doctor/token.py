@@ -44,14 +44,16 @@ def _token(snapshot: Snapshot) -> list[Diagnosis]:
     found = f"{TOKEN_FILE_VARIABLE} is not set, so a job accepts every process that reaches its ports"
     if snapshot.options.require_token:
         return [error(f"{found}, and --require-token demands one (HET-22)", to_do)]
+    # Outside of a cluster, no job is open to other processes.
     return [warning(found, to_do) if snapshot.hosts else ok(found)]
 
 
 def _elsewhere(snapshot: Snapshot) -> list[Diagnosis]:
-    """Return an error for each place with a token where hetero does not read it."""
+    """Return an error for each place with a token where hetero does not read one, such as a hyperparameter."""
     places = [f"the variable {name}" for name in snapshot.environ if name.lower() == _ELSEWHERE]
     try:
         parameters = snapshot.platform.parameters()
+    # `hetero launch` reports hyperparameters that cannot be read.
     except ConfigError:
         parameters = None
     if parameters is not None and _ELSEWHERE in parameters.values:

@@ -31,7 +31,7 @@ _NEEDED_MODULES = ("grpc", "hetero.wire.proto.control_pb2", "hetero.wire.proto.d
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownBad:
-    """Versions of a package that work badly or fail."""
+    """Versions of a package that work badly or fail beside versions of another package."""
 
     package: str
     at_least: str
@@ -40,9 +40,10 @@ class KnownBad:
     why: str
     to_do: str
     source: str
-    with_package: str = ""
-    """The rule applies only if this package is installed, too. Empty if the rule always applies."""
-    with_at_least: str = "0"
+    with_package: str
+    """The other package."""
+    with_at_least: str
+    """Lowest version of the other package."""
 
 
 KNOWN_BAD = (
@@ -103,20 +104,20 @@ def judge(installed: Mapping[str, str]) -> Iterator[Diagnosis]:
         elif version is not None and _release(version) < _release(floor):
             yield error(f"{name} is {version}; expected {floor} or newer", f"pip install '{name}>={floor}'")
     for rule in KNOWN_BAD:
-        version = installed.get(rule.package)
-        beside = installed.get(rule.with_package) if rule.with_package else rule.with_at_least
-        if version is None or beside is None or _release(beside) < _release(rule.with_at_least):
+        version, other_version = installed.get(rule.package), installed.get(rule.with_package)
+        # The rule applies only beside a recent version of the other package.
+        if version is None or other_version is None or _release(other_version) < _release(rule.with_at_least):
             continue
         if _release(rule.at_least) <= _release(version) < _release(rule.below):
-            what = f"{rule.package} {version}" + (f" beside {rule.with_package} {beside}" if rule.with_package else "")
-            yield Diagnosis(
-                level=rule.level, found=f"{what}: {rule.why}", to_do=rule.to_do, details={"source": rule.source}
-            )
+            found = f"{rule.package} {version} beside {rule.with_package} {other_version}: {rule.why}"
+            yield Diagnosis(level=rule.level, found=found, to_do=rule.to_do, details={"source": rule.source})
 
 
 def _release(version: str) -> tuple[int, ...]:
     """Return a version's release numbers without zeros at the end: 2.3.0+cpu and 2.3.0rc1 give (2, 3)."""
-    numbers = [int(number) for number in re.findall(r"[0-9]+", (re.match(r"[0-9.]*", version) or [""])[0])]
+    release = re.split(r"[^0-9.]", version)[0]
+    numbers = [int(number) for number in release.split(".") if number]
+    # Without this, 2.3 would be less than 2.3.0.
     while numbers and numbers[-1] == 0:
         numbers.pop()
     return tuple(numbers)

@@ -1,10 +1,10 @@
-"""Text and files of text: read with bounds, written whole, shown safely. This package knows no jobs and no processes.
+"""Reads, writes and shows text and files of text. This package has nothing to do with jobs and processes.
 
-files.py       bounded reading, and writing, of JSON, YAML and text files
-records.py     dataclasses to JSON and back, with a check of every value
+files.py       reads JSON, YAML and text files up to a limit of their size, and writes files
+records.py     converts dataclasses to JSON and back, and checks every value
 text.py        makes text from users and other processes safe to show
-quantities.py  numbers with units
-tables.py      tables that are readable as plain text and as Markdown
-findings.py    what checks found, with advice
-diagnosis.py   what hetero doctor reports: ok, warning or error, with advice
+quantities.py  shows numbers with units
+tables.py      makes tables that are readable as plain text and as Markdown
+findings.py    the mistakes that checks find, with advice
+diagnosis.py   the results of hetero doctor: ok, warning or error, with advice
 """

@@ -1,4 +1,4 @@
-"""The results of an examination. This is a separate module because every subject returns them."""
+"""The results of an examination of a host. Each subject of `hetero doctor` and each platform returns them."""
 
 from __future__ import annotations
 

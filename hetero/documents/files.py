@@ -1,7 +1,7 @@
 """Reads untrusted files, and writes files that other programs read.
 
-The size of a file is checked before it is parsed. Other programs never see a file that is only partly written. If a
-symbolic link has the name of the file, the file replaces the link.
+The size of a file is checked before it is parsed. Other programs never see a file that is only partly written. If the
+path of a new file is a symbolic link, the file replaces the link, and the target of the link stays unchanged.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ def parse_yaml(content: bytes, source: str) -> object:
 
     if len(content) > MAX_BYTES:
         raise ConfigError(f"{source} is too large; expected at most {MAX_BYTES} bytes")
+    # Tokens that begin and end a list or an object.
     opening = (
         yaml.FlowSequenceStartToken,
         yaml.FlowMappingStartToken,
@@ -90,6 +91,7 @@ def parse_yaml(content: bytes, source: str) -> object:
     depth = 0
     try:
         text = content.decode("utf-8")
+        # Check the tokens before the library builds the document from them.
         for token in yaml.scan(text):
             # The library checks every open bracket for every token, so a file full of brackets takes hours.
             depth += isinstance(token, opening) - isinstance(token, closing)
@@ -107,6 +109,7 @@ def parse_yaml(content: bytes, source: str) -> object:
             document: object = None if node is None else loader.construct_document(node)
         finally:
             loader.dispose()
+    # A ConfigError is a ValueError, which the next clause would catch.
     except ConfigError:
         raise
     # For a malformed number or date, the library raises the error of int() or datetime().
@@ -117,32 +120,40 @@ def parse_yaml(content: bytes, source: str) -> object:
 
 
 def _check_keys(node: Any, source: str) -> None:
-    """Reject a key that an object of YAML nodes has twice. The library would keep the last value."""
-    waiting = [] if node is None else [node]
-    while waiting:
-        node = waiting.pop()
+    """Reject a key that an object has twice. The library would ignore the first value.
+
+    Args:
+        node: Root of the document's tree of YAML nodes. None for an empty document.
+        source: Origin of the document, for messages.
+    """
+    nodes_to_check = [] if node is None else [node]
+    while nodes_to_check:
+        node = nodes_to_check.pop()
         if node.id == "sequence":
-            waiting += node.value
+            nodes_to_check += node.value
         elif node.id == "mapping":
             seen = set()
             for key, value in node.value:
-                waiting += key, value
-                # Reject a repeated key. A study with `metrics:` twice once ran without the first ones.
-                if key.id == "scalar" and (key.tag, key.value) in seen:
+                nodes_to_check += key, value
+                # A key that is a list or an object cannot be compared here.
+                if key.id != "scalar":
+                    continue
+                # A study with `metrics:` twice once ran without the first ones.
+                if (key.tag, key.value) in seen:
                     line = key.start_mark.line + 1
                     raise ConfigError(f"{source} has the key {key.value!r:.80} twice, again in line {line}; remove one")
-                seen.add((key.tag, key.value) if key.id == "scalar" else None)
+                seen.add((key.tag, key.value))
 
 
 def _check_numbers(document: object, source: str) -> None:
-    """Reject large whole numbers. Python reads them in another base than 10, such as 16, but cannot print them."""
-    waiting = [document]
-    while waiting:
-        value = waiting.pop()
+    """Reject whole numbers of more than 64 bits. Python reads such a number in base 16, but may refuse to print it."""
+    values_to_check = [document]
+    while values_to_check:
+        value = values_to_check.pop()
         if isinstance(value, dict):
-            waiting += [*value, *value.values()]
+            values_to_check += [*value, *value.values()]
         elif isinstance(value, list | tuple | set):
-            waiting += value
+            values_to_check += value
         elif isinstance(value, int) and value.bit_length() > _MAX_INT_BITS:
             raise ConfigError(f"{source} holds a whole number of {value.bit_length()} bits, at most {_MAX_INT_BITS}")
 
@@ -154,7 +165,7 @@ def write_text(path: Path, text: str) -> None:
         OSError: If the file cannot be written, or the name is that of a folder, device or pipe. The old content is then
             unchanged.
     """
-    # The new file replaces the old one, so as root it would replace /dev/null for all programs.
+    # The new file takes the place of the old one. As root, it would take the place of /dev/null for all programs.
     if not path.name or (path.exists() and not path.is_file()):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
@@ -162,7 +173,7 @@ def write_text(path: Path, text: str) -> None:
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
             file.write(text)
-        # Atomic on one file system: a reader finds the old file or the new one, and never a half.
+        # Both names are in one folder, so this is atomic: a reader finds the old file or the whole new one.
         temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What a check found before something costs money: a mistake, or a fact to look at, and what to do."""
+"""What a check found before a job or a study costs money: a mistake or a fact that the user must know, with advice."""
 
 from __future__ import annotations
 

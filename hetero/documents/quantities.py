@@ -1,4 +1,4 @@
-"""Numbers with their unit, as tables for people show them. An unknown value is a dash."""
+"""Texts of numbers with their unit, for tables that people read. An unknown value is a dash."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ GIB = 2**30
 
 
 def seconds_text(value: float | None) -> str:
-    """Return a duration in milliseconds below 10 s, otherwise in seconds."""
+    """Return a duration in milliseconds below 10 s, otherwise in seconds, with about three digits."""
     if value is None:
         return NOT_KNOWN
+    # From 99.5 ms and from 9.95 s on, a further digit would be rounded to 100.0 ms and 10000 ms.
     if value < 0.0995:
         return f"{1000 * value:.1f} ms"
     if value < 9.95:

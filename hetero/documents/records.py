@@ -1,8 +1,8 @@
 """Converts frozen dataclasses to JSON values and back, and checks untrusted JSON against their annotations.
 
-Hosts send each other summaries, and read reports, ledgers and descriptions of clusters and jobs from files. Therefore
-every value is checked for type, range and size before it is used. Numbers must be finite and, unless the field allows
-it, not negative. An error names the path of the wrong value, what was found and what was expected.
+Hosts send each other records as JSON. They also read reports, ledgers and descriptions of clusters and jobs from files.
+Therefore every value is checked for type, range and size before it is used. Numbers must be finite. They must not be
+negative, unless the field allows it. An error names the path of the wrong value, what was found and what was expected.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class JsonRecord:
 
     @classmethod
     def from_json(cls: type[T], content: bytes) -> T:
-        """Return the record in JSON.
+        """Return the record that a JSON document contains.
 
         Raises:
             ConfigError: If it is malformed.
@@ -182,24 +182,10 @@ def load(cls: type[T], path: str | Path, file_name: str, *, to_do: str) -> T:
     content = read_bounded(path, source, max_bytes=_MAX_FILE_BYTES, to_do=to_do)
     try:
         return decode(cls, json.loads(content))
+    # Deeply nested JSON raises RecursionError.
     except (ValueError, RecursionError) as error:
         problem = error if isinstance(error, ConfigError) else f"not valid JSON: {error}"
         raise ConfigError(f"{source}: {problem}; {to_do}") from error
-
-
-def _fields_of(cls: type[Any]) -> tuple[tuple[str, Any, Mapping[str, Any], bool], ...]:
-    """Return name, type, limits and whether a value is required, for each field of a dataclass."""
-    hints = typing.get_type_hints(cls)
-    missing = dataclasses.MISSING
-    return tuple(
-        (
-            field.name,
-            hints[field.name],
-            field.metadata or limits(),
-            field.default is missing and field.default_factory is missing,
-        )
-        for field in dataclasses.fields(cls)
-    )
 
 
 class _Decoder:
@@ -213,13 +199,16 @@ class _Decoder:
         """Return a dataclass made from a JSON object."""
         if not isinstance(value, dict):
             _wrong(path, value, "an object")
-        fields = {self._spelling(name): (name, *others) for name, *others in _fields_of(cls)}
+        hints = typing.get_type_hints(cls)
+        fields = {self._spelling(field.name): field for field in dataclasses.fields(cls)}
         unknown = [key for key in value if key not in fields]
         arguments: dict[str, Any] = {}
-        for key, (name, hint, bounds, is_required) in fields.items():
+        for key, field in fields.items():
+            hint, bounds = hints[field.name], field.metadata or limits()
+            # In the document of another program, a null counts as a missing value.
             if key in value and not (self._is_foreign and value[key] is None):
-                arguments[name] = self._value(hint, value[key], _join(path, key), bounds)
-            elif is_required:
+                arguments[field.name] = self._value(hint, value[key], _join(path, key), bounds)
+            elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
                 # A misspelled key is both missing and unknown.
                 guess = next(iter(difflib.get_close_matches(key, map(str, unknown), n=1)), "")
                 expected = _expected(hint, bounds)
@@ -232,7 +221,14 @@ class _Decoder:
         return cls(**arguments)
 
     def _value(self, hint: Any, value: object, path: str, bounds: Mapping[str, Any]) -> Any:
-        """Return a value converted to the type of its field."""
+        """Return a value converted to the type of its field.
+
+        Args:
+            hint: Annotation of the field.
+            value: The parsed JSON value.
+            path: Position of the value in the document, for messages.
+            bounds: What `limits` returned for the field. The entries of a list or an object have the same bounds.
+        """
         origin, arguments = typing.get_origin(hint), typing.get_args(hint)
         if origin in (typing.Union, types.UnionType):
             return None if value is None else self._value(_non_null(arguments), value, path, bounds)
@@ -255,7 +251,7 @@ class _Decoder:
 
 
 def _expected(hint: Any, bounds: Mapping[str, Any]) -> str:
-    """Return the description of a field's values."""
+    """Return the description of a field's values, for messages."""
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         return f"{_expected(_non_null(typing.get_args(hint)), bounds)} or null"
@@ -270,6 +266,7 @@ def _expected(hint: Any, bounds: Mapping[str, Any]) -> str:
 
 
 def _non_null(arguments: tuple[Any, ...]) -> Any:
+    """Return the type of an optional value: ``int`` of ``int | None``."""
     (hint,) = (argument for argument in arguments if argument is not type(None))
     return hint
 
@@ -297,11 +294,13 @@ def _number(hint: Any, value: object, path: str, bounds: Mapping[str, Any]) -> i
         _wrong(path, value, "a finite number")
     if not bounds["minimum"] <= value <= bounds["maximum"]:
         least, most = (f"{bounds[end]:g}" for end in ("minimum", "maximum"))
+        # A version of the schema has only one value.
         _wrong(path, value, least if least == most else f"a number from {least} to {most}")
     return value if hint is int else float(value)
 
 
 def _sized(value: object, kind: type, path: str, hint: Any, bounds: Mapping[str, Any]) -> Any:
+    """Return a list or an object whose number of entries is within its bounds."""
     if not isinstance(value, kind):
         _wrong(path, value, _expected(hint, bounds))
     number = len(value)  # type: ignore[arg-type]

@@ -27,5 +27,6 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, righ
         padded = (c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True)))
         return f"| {' | '.join(padded)} |"
 
+    # A colon at the end of its dashes aligns a column to the right. Markdown needs three dashes at least.
     rule = (f"{'-' * (w + 1)}:" if i in right else "-" * (w + 2) for i, w in enumerate(widths))
     return "\n".join([line(header), f"|{'|'.join(rule)}|", *(line(row) for row in rows)])

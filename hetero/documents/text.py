@@ -4,11 +4,11 @@ Such text may hold line ends and terminal escapes that forge a log line, Markdow
 megabytes. Each function prevents one of these:
 
 ==================  ====================================================================================
-`escape_line`       control characters in a log line. It keeps everything that a terminal shows
-`printable`         all characters that Python does not print, for text inside messages and records
+`escape_line`       control characters in a log line. All characters that a terminal shows stay
+`printable`         all characters that Python does not print, in text inside messages and records
 `one_line`          line ends. They become spaces
-`shortened`         long text. It cuts the end. `without_middle` and `last_bytes` keep the end
-`code_span`         markup. `markdown_text` does not change a text without markup
+`shortened`         long text. It cuts the end off. `without_middle` and `last_bytes` do not
+`code_span`         markup in Markdown. `markdown_text` does the same only for a text that may have markup
 `html_text`         markup in HTML
 ==================  ====================================================================================
 
@@ -62,16 +62,18 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def printable(text: str, *, keep: str = "", max_chars: int | None = None) -> str:
-    r"""Return the text with every character that `str.isprintable` rejects as ``\n``, ``\xNN`` or ``\uNNNN``.
+    r"""Return the text with ``\n``, ``\xNN`` or ``\uNNNN`` for each character that `str.isprintable` rejects.
 
     Args:
         text: Any text. It may hold halves of surrogate pairs.
-        keep: Characters that stay, for example ``"\n\t"``.
-        max_chars: Longest result. The end of a longer text is cut off. None: no limit.
+        keep: Characters that are not replaced, for example ``"\n\t"``.
+        max_chars: Limit of the length of the result. A longer result ends in three dots. None: no limit.
     """
-    # The cut comes first. Otherwise megabytes would be escaped for a short message.
-    start = text if max_chars is None else text[: max_chars + 1]
-    escaped = "".join(char if char.isprintable() or char in keep else ascii(char)[1:-1] for char in start)
+    if max_chars is not None:
+        # Do not escape megabytes for a short message. One more character than the limit shows that the text is longer.
+        text = text[: max_chars + 1]
+    # ascii() returns the escaped character between quotes.
+    escaped = "".join(char if char.isprintable() or char in keep else ascii(char)[1:-1] for char in text)
     return escaped if max_chars is None else shortened(escaped, max_chars)
 
 
@@ -89,15 +91,16 @@ def shortened(text: str, max_chars: int) -> str:
 def without_middle(text: str, max_bytes: int, *, mark: str = " ... cut ... ") -> str:
     """Return the text in at most ``max_bytes`` bytes of UTF-8. ``mark`` replaces the middle of a longer text.
 
-    A quarter of the bytes is kept before the mark, the rest after it. The limit must be larger than twice the mark.
-    Halves of surrogate pairs are escaped.
+    A quarter of the bytes stays before the mark, and the rest stays after it. The limit must be larger than twice the
+    mark. Halves of surrogate pairs are escaped.
     """
-    data, gap = text.encode(errors="backslashreplace"), mark.encode()
+    data, mark_bytes = text.encode(errors="backslashreplace"), mark.encode()
     if len(data) <= max_bytes:
         return data.decode()
     num_first = max_bytes // 4
-    num_last = max_bytes - num_first - len(gap)
-    return (data[:num_first] + gap + data[-num_last:]).decode(errors="ignore")
+    num_last = max_bytes - num_first - len(mark_bytes)
+    # A cut may divide a character. Its bytes on both sides of the mark are ignored.
+    return (data[:num_first] + mark_bytes + data[-num_last:]).decode(errors="ignore")
 
 
 def last_bytes(text: str, max_bytes: int) -> str:

@@ -1,11 +1,12 @@
-"""How much of a run's time others may have taken: other programs, other machines, or work that exceeds an emulation.
+"""Estimates which share of a run's time was not due to the job that was measured.
 
-The *excess* is the largest share of a measured time that may be due to others. A report, a profile, a canary run and a
-study treat it alike:
+Three causes make a measured time longer: other programs use the CPUs, other machines of the same hypervisor use them,
+or real work takes longer than the time that the run emulates. The *excess* is the largest share of a measured time that
+may be due to these causes. A report, a profile, a canary run and a study treat an excess alike:
 
     always             the interval of a time begins at (1 - excess) x time
-    > SMALL_EXCESS     the first sentence contains the excess
-    > MAX_EXCESS       the answer is refused, because most of it would be about the others
+    > SMALL_EXCESS     the first sentence of the answer states the excess
+    > MAX_EXCESS       there is no answer, because it would mostly describe the other work
 """
 
 from __future__ import annotations
@@ -27,33 +28,35 @@ RUN_AGAIN = "while the machine does nothing else, or with longer times if it emu
 
 
 def excess_text(share: float) -> str:
-    """Return the begin of a sentence about an excess."""
+    """Return the first words of a sentence that states an excess."""
     return f"Up to {100 * share:.0f} % of the measured times may be due to other work of the machine"
 
 
 def lost_cpu_share(usages: Sequence[HostUsage]) -> float:
-    """Return the largest share of its time that a job may have lost because others had the CPUs of its hosts.
+    """Return the largest share of its time that a job may have lost because others used the CPUs of its hosts.
 
-    "Others" are processes that do not belong to the job, and other machines of the same hypervisor. A process of the
-    job loses no time to others when no process waits for a CPU. Processes of the job on all CPUs lose at most the share
-    that others used, and no more than its threads waited.
+    "Others" are processes that do not belong to the job, and other machines of the same hypervisor. The share that a
+    host lost to other processes is at most each of these three: the CPU time that these processes used, the time when
+    any process waited for a CPU, and the time when threads of the job waited for a CPU.
 
     Args:
-        usages: All hosts of the job. Simulated hosts share a machine, so each is one of the others for the rest.
+        usages: The hosts of the job, as the samplers measured them.
     """
-    lost = 0.0
-    own = {
-        each.host: each.cpu_seconds / max(each.duration_s, 1e-9) / each.num_cpus
-        for each in usages
-        if each.scope == "tree"
-    }
+    simulated = [usage for usage in usages if usage.scope == "tree"]
+    # Share of the machine's CPU time that each simulated host used. The 1e-9 avoids a division by 0.
+    used_shares = {each.host: each.cpu_seconds / max(each.duration_s, 1e-9) / each.num_cpus for each in simulated}
+    largest_lost = 0.0
     for usage in usages:
-        if usage.cpu_others is not None:
-            others = usage.cpu_others - sum(share for host, share in own.items() if host != usage.host)
-            of_job = [usage] if usage.scope == "host" else [each for each in usages if each.scope == "tree"]
-            own_waits = [1.0 if each.cpu_waited is None else each.cpu_waited for each in of_job]
-            # The kernel's pressure figure does not tell whose processes waited, so the waits of the job's own threads
-            # limit it. Without this limit, a script that slept 97 % of its time was refused beside two busy loops.
-            waited = max(0.0, min(others, usage.cpu_pressure or 0.0, sum(own_waits)))
-            lost = max(lost, 1 - (1 - waited) * (1 - (usage.cpu_stolen or 0.0)))
-    return lost
+        if usage.cpu_others is None:
+            continue
+        # Simulated hosts share a machine. So `cpu_others` of one of them contains the other ones, which are of the job.
+        others = usage.cpu_others - sum(share for host, share in used_shares.items() if host != usage.host)
+        hosts_of_machine = simulated if usage.scope == "tree" else [usage]
+        job_waits = sum(1.0 if each.cpu_waited is None else each.cpu_waited for each in hosts_of_machine)
+        # The kernel's pressure figure does not tell whose processes waited, so the waits of the job's own threads
+        # limit it. Without this limit, a script that slept 97 % of its time was refused beside two busy loops.
+        waited = max(0.0, min(others, usage.cpu_pressure or 0.0, job_waits))
+        # The hypervisor takes its share of the time that the other processes left.
+        not_lost = (1 - waited) * (1 - (usage.cpu_stolen or 0.0))
+        largest_lost = max(largest_lost, 1 - not_lost)
+    return largest_lost

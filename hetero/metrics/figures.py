@@ -1,4 +1,4 @@
-"""A number with its unit and its origin, as reports, profiles and plans show it."""
+"""A number with its unit, and whether it was measured, simulated or computed. Reports, profiles and plans use it."""
 
 from __future__ import annotations
 

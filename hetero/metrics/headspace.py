@@ -1,7 +1,7 @@
-"""How many vCPUs, hosts or slots of endpoints make batches as fast as the accelerators use them.
+"""Computes how many vCPUs, hosts or slots of endpoints make batches as fast as the accelerators use them.
 
-Everything that answers this question uses this formula: plans, the report of a run, ``--trainer-endpoints auto``, and
-the number of data hosts for autoscalers. They only measure the rates in different ways.
+Plans, the report of a run, ``--trainer-endpoints auto``, and the number of data hosts for autoscalers use this formula.
+They differ in the way that they measure the two rates.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ __all__ = ["needed_for_headspace", "number_for_headspace"]
 
 
 def needed_for_headspace(wanted_per_s: float, made_per_s: float) -> float:
-    """Return how many vCPUs, hosts or slots suffice for steps without waits, as a number that need not be whole.
+    """Return how many vCPUs, hosts or slots suffice for steps without waits. The number need not be whole.
 
-    The result assumes that preprocessing scales with this number.
+    The result assumes that twice as many vCPUs, hosts or slots make twice as many batches per second.
 
     Args:
-        wanted_per_s: Samples or batches per second that the accelerators use if batches are always ready: those of a
-            step / headspace. Both rates may be relative to the same rate.
-        made_per_s: Samples or batches per second that one of them makes. Above 0.
+        wanted_per_s: Samples or batches per second that the accelerators use if batches are always ready.
+        made_per_s: Samples or batches per second that one vCPU, host or slot makes, above 0. Only the ratio of the two
+            rates counts, so both may have any other unit.
     """
     return wanted_per_s / made_per_s
 

@@ -1,6 +1,6 @@
-"""A history of bounded length that covers a run of any length. Pure.
+"""A series of measurements of at most 120 points that covers a run of any length. Pure.
 
-If it is full, neighbouring points are merged.
+When the series is full, each two neighbouring points become one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class History(Generic[Point]):
         """Added points that one point covers. It doubles whenever the history is full."""
 
     def add(self, point: Point) -> None:
-        """Add the next point."""
+        """Add the next point. If the history is full, merge each two neighbours."""
+        # A full history has merged its points, so new points are merged too, until they cover as much as an old point.
         self._pending = point if self._pending is None else self._merge(self._pending, point)
         self._num_pending += 1
         if self._num_pending < self._num_per_point:

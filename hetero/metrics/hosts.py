@@ -1,7 +1,8 @@
-"""CPU, memory, network and GPU use of a host, sampled by a thread.
+"""Measures CPU, memory, network and GPU use of a host, in a thread.
 
-Scope ``host`` is the whole machine. Scope ``tree`` is one process and its descendants. This scope is for simulated
-hosts, which share a machine. All processes of a simulated host descend from its launcher.
+A sampler with the scope ``host`` measures the whole machine. With the scope ``tree``, it measures its process and all
+descendants of this process. This scope is for simulated hosts, which share a machine: all processes of a simulated host
+descend from its launcher, which contains the sampler.
 """
 
 from __future__ import annotations
@@ -99,7 +100,14 @@ class GpuReading:
 
     name: str
     percents: tuple[float, ...]
+    """Utilisation of each GPU in percent, at least one."""
     memory_bytes: int
+    """Used memory of all GPUs together."""
+
+    @property
+    def mean_percent(self) -> float:
+        """Mean utilisation of the GPUs in percent."""
+        return sum(self.percents) / len(self.percents)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,11 +131,11 @@ class HostSampler:
 
     Args:
         host: Host name in the cluster.
-        scope: ``host`` or ``tree``.
-        pid: Process id of the tree's root. Default: this process.
-        has_tree: Whether all processes of the job on this host descend from the root.
+        scope: ``host`` samples the whole machine. ``tree`` samples this process and its descendants.
+        has_tree: Whether this process has started all processes of the job on this host, directly or indirectly. If
+            not, for example because mpirun starts the ranks, the CPU time of the job on this host is not known.
         interval_s: Seconds between readings.
-        read: Takes a reading. Default: psutil and, if `pynvml` is installed, NVML.
+        read: Takes a reading. The default reads this machine with psutil and, if `pynvml` is installed, NVML.
         clock: Monotonic clock in seconds.
     """
 
@@ -136,7 +144,6 @@ class HostSampler:
         host: str,
         *,
         scope: str = "host",
-        pid: int | None = None,
         has_tree: bool = True,
         interval_s: float = 1.0,
         read: Callable[[], HostReading] | None = None,
@@ -146,8 +153,8 @@ class HostSampler:
         self.scope = scope
         self._interval_s = interval_s
         self._clock = clock
-        self._gpus = Gpus() if read is None else None
-        self._read = read or _reader(scope, pid or os.getpid(), self._gpus, has_tree)
+        self._gpus = Gpus()
+        self._read = read or _reader(scope, self._gpus, has_tree=has_tree)
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
@@ -170,8 +177,7 @@ class HostSampler:
                 # End the thread first, because the reading below must be the last one.
                 self._thread.join(timeout_s)
             self.sample()
-            if self._gpus is not None:
-                self._gpus.close()
+            self._gpus.close()
         return self.usage()
 
     def sample(self) -> None:
@@ -180,13 +186,13 @@ class HostSampler:
             try:
                 reading = self._read()
             except (psutil.Error, OSError) as error:
-                # The tree's root may have ended already.
                 logger.debug("no reading of %s: %s", self.host, error)
                 return
             now_s = self._clock()
             if self._began_s is None:
                 self._began_s = now_s
-            self._totals.add(reading, now_s, self._interval_s / 4)
+            # The last reading may follow at once on the one before it, see `_Totals.add`.
+            self._totals.add(reading, now_s, min_interval_s=self._interval_s / 4)
 
     def usage(self) -> HostUsage:
         """Return the use so far. Thread-safe."""
@@ -220,8 +226,14 @@ class _Totals:
         self._gpu_memory = Percentiles()
         self._series = SeriesLog()
 
-    def add(self, reading: HostReading, now: float, min_interval_s: float) -> None:
-        """Add a reading to the sums and to the series."""
+    def add(self, reading: HostReading, now: float, *, min_interval_s: float) -> None:
+        """Add a reading to the sums, the peaks and the series.
+
+        Args:
+            reading: The reading.
+            now: Time of the reading in monotonic seconds.
+            min_interval_s: Shortest interval between two readings whose CPU use counts for the peak.
+        """
         if self._last is None:
             self._first, self._first_at = reading, now
         else:
@@ -239,24 +251,25 @@ class _Totals:
         self._last, self._last_at = reading, now
         self._num_readings += 1
         self._memory.add(reading.memory_bytes)
-        if reading.gpus is not None and reading.gpus.percents:
-            self._gpu.add(_mean_percent(reading.gpus))
+        if reading.gpus is not None:
+            self._gpu.add(reading.gpus.mean_percent)
             self._gpu_memory.add(reading.gpus.memory_bytes)
 
     def _point(self, reading: HostReading, used_s: float, begin: float, end: float) -> UsagePoint:
         """Return the point of the series for the interval between two readings."""
-        gpus = reading.gpus if reading.gpus is not None and reading.gpus.percents else None
+        gpus = reading.gpus
         return UsagePoint(
             begin_s=begin - self._first_at,
             end_s=end - self._first_at,
             cpu_percent=100 * used_s / (end - begin),
             memory_mean_bytes=reading.memory_bytes,
             memory_peak_bytes=reading.memory_bytes,
-            gpu_percent=None if gpus is None else _mean_percent(gpus),
+            gpu_percent=None if gpus is None else gpus.mean_percent,
             gpu_memory_bytes=None if gpus is None else gpus.memory_bytes,
         )
 
     def usage(self, host: str, scope: str, began_monotonic_s: float | None) -> HostUsage:
+        """Return the sums, peaks and percentiles of all readings so far. Without readings, most are 0 or None."""
         first, last = self._first, self._last
         duration_s = self._last_at - self._first_at
         gpus = last.gpus if last is not None else None
@@ -287,49 +300,48 @@ class _Totals:
         )
 
     def _cpu_shares(self) -> dict[str, Any]:
-        """Return what shows other work on the CPUs: the share of other processes, pressure, waits, stolen time."""
-        if self._first is None or self._last is None or self._first is self._last:
+        """Return the fields of `HostUsage` that show other work on the CPUs. Empty if the counters are not known."""
+        first, last = self._first, self._last
+        if first is None or last is None or first is last:
             return {}
-        first, last = self._first.cpus, self._last.cpus
-        if first is None or last is None or self._last.own_cpu_s is None:
+        # Without the CPU time of the job's own processes, the CPU time of all other processes is not known.
+        if first.cpus is None or last.cpus is None or last.own_cpu_s is None:
             return {}
+        # The kernel counts busy time in ticks. The 1e-9 avoids a division by 0.
         duration_s = max(self._last_at - self._first_at, 1e-9)
-        all_s = duration_s * (psutil.cpu_count() or 1)
-        waited_s = self._last.own_waited_s
-        waited = None if waited_s is None else (waited_s - (self._first.own_waited_s or 0.0)) / duration_s
-        others_s = (last.busy - first.busy) / os.sysconf("SC_CLK_TCK") - self._own_cpu_s
+        all_cpus_s = duration_s * (psutil.cpu_count() or 1)
+        busy_s = (last.cpus.busy - first.cpus.busy) / os.sysconf("SC_CLK_TCK")
+        others = (busy_s - self._own_cpu_s) / all_cpus_s
+        waited = None if last.own_waited_s is None else (last.own_waited_s - (first.own_waited_s or 0.0)) / duration_s
         return {
-            "cpu_others": min(1.0, max(0.0, others_s / all_s)),
-            "cpu_pressure": pressure_between(first, last),
+            "cpu_others": min(1.0, max(0.0, others)),
+            "cpu_pressure": pressure_between(first.cpus, last.cpus),
             "cpu_waited": None if waited is None else min(1.0, max(0.0, waited)),
-            "cpu_stolen": stolen_between(first, last),
+            "cpu_stolen": stolen_between(first.cpus, last.cpus),
         }
 
 
-def _mean_percent(gpus: GpuReading) -> float:
-    return min(100.0, sum(gpus.percents) / len(gpus.percents))
-
-
 def _growth(first: HostReading | None, last: HostReading | None, name: str) -> int | None:
+    """Return by how much a counter grew between two readings, or None if one of them lacks the counter."""
     before, after = getattr(first, name, None), getattr(last, name, None)
     return None if before is None or after is None else max(0, after - before)
 
 
-def _reader(scope: str, pid: int, gpus: Gpus | None, has_tree: bool) -> Callable[[], HostReading]:
-    """Return a function that reads the counters of the whole host, or of the processes below ``pid``."""
-    root, waits = psutil.Process(pid), TaskWaits()
+def _reader(scope: str, gpus: Gpus, *, has_tree: bool) -> Callable[[], HostReading]:
+    """Return a function that reads the counters of the whole host, or of this process and its descendants."""
+    root, waits = psutil.Process(), TaskWaits()
 
     def read() -> HostReading:
-        look = gpus.read() if gpus is not None else None
-        tree = _read_tree(root, look, waits) if has_tree or scope == "tree" else None
-        reading = _read_host(look) if scope == "host" or tree is None else tree
+        # Scope ``host`` needs the tree too, because other work is what the processes outside of the tree do.
+        tree = _read_tree(root, waits) if has_tree or scope == "tree" else None
+        reading = _read_host() if scope == "host" or tree is None else tree
         own_cpu_s = None if tree is None else tree.cpu_total_s
-        return replace(reading, own_cpu_s=own_cpu_s, own_waited_s=waits.total_s, cpus=read_cpus())
+        return replace(reading, gpus=gpus.read(), own_cpu_s=own_cpu_s, own_waited_s=waits.total_s, cpus=read_cpus())
 
     return read
 
 
-def _read_host(gpus: GpuReading | None) -> HostReading:
+def _read_host() -> HostReading:
     """Return the present counters of the whole host."""
     cpu = psutil.cpu_times()
     # User time already contains guest time. steal and iowait are not time that this host used.
@@ -342,12 +354,11 @@ def _read_host(gpus: GpuReading | None) -> HostReading:
         memory_bytes=memory.total - memory.available,
         network_sent_bytes=sum(counter.bytes_sent for counter in counters),
         network_received_bytes=sum(counter.bytes_recv for counter in counters),
-        gpus=gpus,
     )
 
 
-def _read_tree(root: psutil.Process, gpus: GpuReading | None, waits: TaskWaits) -> HostReading:
-    """Return the present counters of a process and all its descendants."""
+def _read_tree(root: psutil.Process, waits: TaskWaits) -> HostReading:
+    """Return the present counters of a process and all its descendants. Add the waits of their threads to ``waits``."""
     cpu_s, memory_bytes = 0.0, 0
     for process in [root, *root.children(recursive=True)]:
         try:
@@ -361,13 +372,14 @@ def _read_tree(root: psutil.Process, gpus: GpuReading | None, waits: TaskWaits) 
         waits.add(process.pid)
         # children_* is the time of descendants that were reaped. Living descendants are in the list themselves.
         cpu_s += cpu.user + cpu.system + cpu.children_user + cpu.children_system
-    return HostReading(cpu_total_s=cpu_s, memory_bytes=memory_bytes, gpus=gpus)
+    return HostReading(cpu_total_s=cpu_s, memory_bytes=memory_bytes)
 
 
 class Gpus:
     """The machine's GPUs, read with `pynvml`. Without it or a driver, as on most data hosts, `read` returns None."""
 
     def __init__(self) -> None:
+        # If a call fails, the host counts as a host without GPUs. `close` ends NVML only if it was initialised.
         self._nvml: Any = None
         self._handles: list[Any] = []
         try:
@@ -383,7 +395,7 @@ class Gpus:
             self._handles = []
 
     def read(self) -> GpuReading | None:
-        """Return a reading, or None without GPUs."""
+        """Return a reading, or None without GPUs. If a GPU cannot be read, there are no readings from then on."""
         if not self._handles:
             return None
         try:

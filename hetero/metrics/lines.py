@@ -1,4 +1,4 @@
-"""Log lines with figures for the platform, one figure per line: ``hetero_metric NAME=VALUE``.
+"""Log lines with one figure each, ``hetero_metric NAME=VALUE``, from which a platform can make charts.
 
 This is a separate module because the preparation of a SageMaker job needs the names and must not import the launcher.
 """

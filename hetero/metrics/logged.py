@@ -1,12 +1,13 @@
 """Metrics that a training script logs, such as its accuracy, with the time of each value.
 
-A rank keeps its values in a `MetricLog`. They end in the report of the run. The same values are lines of the log, and
-other programs' lines hold metrics too. A `MetricPattern` reads one metric from lines, as a platform's metric
-definitions do.
+A rank keeps its values in a `MetricLog`, and the report of the run contains them. The rank also writes each value as a
+line of its log. `read_metric_line` reads such a line. A `MetricPattern` reads a metric from lines of another form, as
+the metric definitions of a platform do.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 import re
@@ -43,7 +44,7 @@ MAX_NAMES = 100
 """Limit of the names that one rank keeps values of."""
 _MAX_STEP = 2**53
 _NAME = re.compile(rf"[^\s=]{{1,{MAX_NAME_CHARS}}}")
-_LINE = re.compile(rf"{re.escape(LOG_MARK)} ({_NAME.pattern})=(\S+)(?: step=(\d{{1,16}}))?$")
+_LINE = re.compile(rf"{re.escape(LOG_MARK)} (?P<name>{_NAME.pattern})=(?P<value>\S+)(?: step=(?P<step>\d{{1,16}}))?$")
 
 
 def is_metric_name(text: str) -> bool:
@@ -83,6 +84,7 @@ def check_value(name: object, value: object, step: object) -> tuple[str, float, 
         raise ConfigError(
             f"log_metric: name is {printable(repr(name), max_chars=60)}; expected {_NAME_LIMITS['expected']}"
         )
+    # A value that is no number becomes NaN here, so that the check below rejects it.
     try:
         # Reject texts, because float() would accept a text such as "0.9".
         number = math.nan if isinstance(value, (str, bytes)) else float(value)  # type: ignore[arg-type]
@@ -96,6 +98,7 @@ def check_value(name: object, value: object, step: object) -> tuple[str, float, 
         )
     if step is None:
         return name, number, None
+    # A step that is no whole number becomes -1 here, so that the check below rejects it.
     try:
         count = operator.index(step)  # type: ignore[arg-type]
     except TypeError:
@@ -113,12 +116,11 @@ def metric_line(name: str, value: float, step: int | None) -> str:
 
 def read_metric_line(line: str) -> tuple[str, float, int | None] | None:
     """Return name, value and step of a line that ends as `metric_line` returned it, or None for another line."""
-    at = line.find(LOG_MARK, 0, MAX_TEXT_CHARS)
-    found = _LINE.match(line.rstrip()[:MAX_TEXT_CHARS], at) if at >= 0 else None
-    value = None if found is None else _number(found[2])
+    found = _LINE.search(line.rstrip()[:MAX_TEXT_CHARS])
+    value = None if found is None else _number(found["value"])
     if found is None or value is None:
         return None
-    return found[1], value, None if found[3] is None else int(found[3])
+    return found["name"], value, None if found["step"] is None else int(found["step"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,20 +139,22 @@ class MetricPattern:
         if not is_metric_name(self.name):
             raise ConfigError(f"metric {printable(self.name, max_chars=60)!r}: expected {_NAME_LIMITS['expected']}")
         try:
-            number = re.compile(self.regex).groups
+            num_groups = re.compile(self.regex).groups
         except re.error as error:
             raise ConfigError(f"metric {self.name}: regex {self.regex!r} cannot be used: {error}") from error
-        if number != 1:
+        if num_groups != 1:
             expected = "one group in parentheses, which is the number"
-            raise ConfigError(f"metric {self.name}: regex has {number} groups; expected {expected}")
+            raise ConfigError(f"metric {self.name}: regex has {num_groups} groups; expected {expected}")
 
     def read(self, line: str) -> float | None:
         """Return the value in a line, or None if the line lacks one. Only the begin of a long line is searched."""
         found = re.search(self.regex, line[:MAX_TEXT_CHARS])
+        # The group is None if it is in an alternative that did not match.
         return None if found is None or found[1] is None else _number(found[1])
 
 
 def _number(text: str) -> float | None:
+    """Return the number in a text, or None if the text is no number or the number is not finite."""
     try:
         value = float(text)
     except ValueError:
@@ -166,23 +170,21 @@ def thinned(values: Sequence[LoggedMetric], max_values: int) -> tuple[LoggedMetr
     """
     if len(values) <= max_values:
         return tuple(values)
-    places: dict[str, list[int]] = {}
+    places_by_name: dict[str, list[int]] = {}
     for place, value in enumerate(values):
-        places.setdefault(value.name, []).append(place)
+        places_by_name.setdefault(value.name, []).append(place)
     # Halve the longest series until there is room.
-    number = len(values)
-    while number > max_values:
-        longest = max(places.values(), key=len)
+    num_left = len(values)
+    while num_left > max_values:
+        longest = max(places_by_name.values(), key=len)
         if len(longest) < 3:
-            break
-        kept = [*longest[:-1:2], longest[-1]]
-        number -= len(longest) - len(kept)
-        longest[:] = kept
-    kept_places = sorted(place for each in places.values() for place in each)
-    if number > max_values:
-        # There are more names than room. Only their last values stay.
-        kept_places = sorted(each[-1] for each in places.values())[:max_values]
-    return tuple(values[place] for place in kept_places)
+            # There is no room for the first and the last value of each name. Only last values stay.
+            last_places = sorted(places[-1] for places in places_by_name.values())
+            return tuple(values[place] for place in last_places[:max_values])
+        halved = [*longest[:-1:2], longest[-1]]
+        num_left -= len(longest) - len(halved)
+        longest[:] = halved
+    return tuple(values[place] for place in sorted(itertools.chain(*places_by_name.values())))
 
 
 class MetricLog:
@@ -220,7 +222,7 @@ class MetricLog:
         return max(0.0, self._clock() - self._started_s)
 
     def add(self, name: str, value: float, step: int | None = None) -> bool:
-        """Keep a value that `check_value` returned. Return False if there are too many names."""
+        """Keep a value that `check_value` returned. Return False if there are too many names to keep it."""
         with self._lock:
             if name not in self._names and len(self._names) >= MAX_NAMES:
                 return False
@@ -241,10 +243,14 @@ class MetricLog:
 
 
 def last_values(values: Iterable[LoggedMetric]) -> dict[str, float]:
-    """Return the last value of each metric, of the lowest rank that logged it, in the order of the names' first use."""
+    """Return the last value of each metric by its name. If several ranks logged a metric, the lowest rank counts.
+
+    The metrics are in the order in which their names first occur.
+    """
     found: dict[str, LoggedMetric] = {}
     for value in values:
         known = found.get(value.name)
+        # A lower rank wins. Values of one rank with the same time are in order, so the later one wins.
         if known is None or (-value.rank, value.at_s) >= (-known.rank, known.at_s):
             found[value.name] = value
     return {name: value.value for name, value in found.items()}

@@ -1,4 +1,4 @@
-"""Samples that a loader skipped. All are counted. The first 32 of a loader are logged and listed."""
+"""Counts the samples that a loader skipped. Only the first 32 of a loader are also logged and listed."""
 
 from __future__ import annotations
 
@@ -59,14 +59,15 @@ class SkipLog:
         Raises:
             DatasetError: If the total exceeds ``max_skips``. The error lists the samples.
         """
+        # A batch lists only the first of its skipped samples. All of them are counted.
         samples = [
             SkippedSample(index=skip.index, epoch=skips.epoch, host=skips.host, exception=skip.exception)
             for skip in skips.listed
         ]
         for number, sample in enumerate(samples[: MAX_LISTED - len(self._listed)], self._count + 1):
             logger.warning("loader %s skipped %s (%d of at most %d)", self._loader, sample, number, self._max_skips)
-        # A new tuple, because another thread may be reading the old one. It is short, because every heartbeat of the
-        # host carries it.
+        # Make a new tuple, because another thread may be reading the old one. The tuple is short, because every
+        # heartbeat of the host carries it.
         self._listed = (*self._listed, *samples)[:MAX_LISTED]
         self._count += skips.num_skipped
         if self._count > self._max_skips:
@@ -77,7 +78,11 @@ class SkipLog:
         return self._count, self._listed
 
     def _too_many(self, last: SkippedSample) -> DatasetError:
-        """Return the error for more skipped samples than ``max_skips``. It lists the first ones."""
+        """Return the error for more skipped samples than ``max_skips``. Its message lists the first samples.
+
+        Args:
+            last: The sample that exceeded the number.
+        """
         lines = [str(sample) for sample in self._listed]
         if self._count > len(lines):
             lines.append(f"and {self._count - len(lines)} more")

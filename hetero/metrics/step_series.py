@@ -5,14 +5,24 @@ from __future__ import annotations
 import functools
 import json
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from hetero.documents.records import limits
 from hetero.metrics.history import MAX_POINTS, History, check_columns
 
 __all__ = ["StepLog", "StepSeries", "without_history"]
 
-_Interval = tuple[float, float, int, float, float]
-"""Begin and end in seconds, number of steps, and the sums of their compute and data wait in seconds."""
+
+class _Interval(NamedTuple):
+    """One or more consecutive steps. Times are in seconds."""
+
+    begin_s: float
+    end_s: float
+    num_steps: int
+    compute_s: float
+    """Sum over the steps."""
+    data_wait_s: float
+    """Sum over the steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,30 +50,39 @@ class StepLog(History[_Interval]):
         super().__init__(_merged)
 
     def add_step(self, end_s: float, compute_s: float, data_wait_s: float) -> None:
-        """Add a step that has just ended."""
-        self.add((end_s - compute_s - data_wait_s, end_s, 1, compute_s, data_wait_s))
+        """Add a step that has just ended. It consists of its compute and of the data wait after it."""
+        self.add(_Interval(end_s - compute_s - data_wait_s, end_s, 1, compute_s, data_wait_s))
 
     def series(self) -> StepSeries:
         """Return the history so far. Times are rounded to 0.1 ms."""
         points = self.points()
         return StepSeries(
-            begin_s=tuple(round(max(0.0, point[0]), 4) for point in points),
-            end_s=tuple(round(max(0.0, point[1]), 4) for point in points),
-            num_steps=tuple(point[2] for point in points),
-            compute_s=tuple(round(point[3] / point[2], 4) for point in points),
-            data_wait_s=tuple(round(point[4] / point[2], 4) for point in points),
+            # The first step began before the time 0 if the start of the run is not known.
+            begin_s=tuple(round(max(0.0, point.begin_s), 4) for point in points),
+            end_s=tuple(round(max(0.0, point.end_s), 4) for point in points),
+            num_steps=tuple(point.num_steps for point in points),
+            compute_s=tuple(round(point.compute_s / point.num_steps, 4) for point in points),
+            data_wait_s=tuple(round(point.data_wait_s / point.num_steps, 4) for point in points),
         )
 
 
 def _merged(first: _Interval, second: _Interval) -> _Interval:
-    return first[0], second[1], first[2] + second[2], first[3] + second[3], first[4] + second[4]
+    """Return one interval for two consecutive ones."""
+    return _Interval(
+        begin_s=first.begin_s,
+        end_s=second.end_s,
+        num_steps=first.num_steps + second.num_steps,
+        compute_s=first.compute_s + second.compute_s,
+        data_wait_s=first.data_wait_s + second.data_wait_s,
+    )
 
 
 @functools.lru_cache
 def without_history(summary_json: bytes) -> bytes:
-    """Return the JSON of a summary without its history. Anything else is returned as it is.
+    """Return the JSON of a `StepSummary` without its history. Other JSON is returned unchanged.
 
-    A host sends the summaries of its ranks to each other host, once per heartbeat. The result is kept meanwhile.
+    A host sends the summaries of its ranks to every other host with each heartbeat. The cache saves the work for all
+    hosts but the first.
     """
     try:
         summary = json.loads(summary_json)

@@ -1,16 +1,18 @@
 """Step time and data wait, measured by the loader itself.
 
-A *step* runs from one delivery to the next. It consists of the compute on a batch and the data wait for the following
-batch. The time between two passes over a loader (validation, a checkpoint) belongs to no step: the clock stops from
-`pause` to the next `begin_wait`.
+A *step* is the time from the delivery of one batch to the delivery of the next batch. It consists of the compute on the
+first batch and the data wait for the second one. Between two passes over a loader, the script may validate the model or
+save a checkpoint. This time belongs to no step: the clock stops from `StepTimer.pause` to the next
+`StepTimer.begin_wait`.
 
-The wait for the first batch of the next pass still counts, as the data wait of the step that the last batch began.
-Without this wait, short epochs would look too good, because all requests that run in parallel delay this first batch,
-and the following batches then arrive without a wait.
+The wait for the first batch of a pass is the data wait of the step that began with the last batch of the pass before.
+Without this wait, short epochs would look too good: processes that work in parallel all delay the first batch, and the
+batches after it then arrive without a wait.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -39,6 +41,7 @@ def check_name(name: object) -> None:
         ConfigError: If the name is rejected.
     """
     if not isinstance(name, str) or not name.isprintable():
+        # The name may not be shown as it is, because it holds characters that cannot be printed.
         found = ascii(name)[:60]
     elif len(name) > MAX_NAME_CHARS:
         found = f"{name[:20]!r}... of {len(name)} characters"
@@ -99,6 +102,7 @@ class Extent:
         """
         self.num_passes += 1
         self.pass_steps = steps
+        # Each of the remaining steps takes one batch. Without a known number of steps, none remain.
         self.pass_end = self.num_passed + (steps or 0) - num_done
 
 
@@ -276,13 +280,14 @@ class StepTimer:
 
     def begin_wait(self) -> None:
         """Record that ``next()`` was entered. With an emulated accelerator, first wait for the end of the step."""
-        # The previous wait failed, so its step never ended.
+        # If the previous wait failed, `end_wait` was not called, and the step of that wait is dropped.
         if self._begun_at is not None:
             self._compute_s = None
         now = self._clock()
+        # The compute on the last batch ends here. After a pause, its end is not known.
         if self._delivered_at is not None:
             if self.step_wait_s is not None:
-                now = self._wait_out_step(self._delivered_at, self.step_wait_s, now)
+                now = self._wait_out_step(self._delivered_at, self.step_wait_s * self._current_steps, now)
             self._compute_s = now - self._delivered_at
             self._delivered_at = None
         self._begun_at = now
@@ -301,6 +306,8 @@ class StepTimer:
         now = self._clock()
         # waited_s comes from another clock, which may be set meanwhile.
         delivered_at = now if waited_s is None else min(now, self._begun_at + max(0.0, waited_s))
+        # At the first delivery, convert the start of the run to this timer's clock. Without a known start, the run
+        # begins with this delivery.
         if self._num_steps == 0:
             self._run_began_s = delivered_at if self._run_clock is None else now - self._run_clock()
             if self._run_clock is not None:
@@ -310,17 +317,19 @@ class StepTimer:
                 self._record(self._compute_s, delivered_at - self._begun_at, delivered_at - self._run_began_s)
             self._num_steps += num_steps
             self._num_samples += num_samples
-            self._batch_samples = max(self._batch_samples, -(-num_samples // num_steps))
+            # If batches that are delivered together differ in size, count the largest: round the mean up.
+            self._batch_samples = max(self._batch_samples, math.ceil(num_samples / num_steps))
         self._current_samples = num_samples
         self._current_steps = num_steps
         self._begun_at = self._compute_s = None
         self._delivered_at = delivered_at
 
     def pause(self) -> None:
-        """Stop the clock, inside ``next()`` if the loader is exhausted, or outside if the loop was left. Idempotent.
+        """Stop the clock at the end of a pass, until the next `begin_wait`. Idempotent.
 
-        After exhaustion, the compute time of the last batch is known. It is kept until the first data wait of the next
-        pass completes the step. After a ``break`` that time is not known, and the step is dropped.
+        If the loader is exhausted, ``next()`` calls this after `begin_wait`, so the compute on the last batch is known.
+        Its step ends with the first data wait of the next pass. If the script left the loop, the end of the compute is
+        not known, and the step is dropped.
         """
         self._begun_at = None
         self._delivered_at = None
@@ -343,70 +352,75 @@ class StepTimer:
 
     def summary(self) -> StepSummary:
         """Return the figures so far. Thread-safe."""
+        num_skips, skips = (0, ()) if self.skips is None else self.skips.summary()
         with self._lock:
             num_measured = max(0, self._num_complete - self.warmup_steps)
-            num_samples_measured = self._num_samples_measured
             compute_s, wait_s = self._compute_total_s, self._data_wait_total_s
-            counts = (self._num_steps, self._num_samples, self._batch_samples, self._num_overruns)
-            history = self._log.series()
-            step_p50_s, step_p95_s = self._step_percentiles.get(0.5), self._step_percentiles.get(0.95)
-            wait_p50_s, wait_p95_s = self._wait_percentiles.get(0.5), self._wait_percentiles.get(0.95)
-        num_skips, skips = (0, ()) if self.skips is None else self.skips.summary()
-        total_s = compute_s + wait_s
-        return StepSummary(
-            name=self.name,
-            num_steps=counts[0],
-            num_samples=counts[1],
-            batch_samples=counts[2],
-            warmup_steps=self.warmup_steps,
-            num_steps_measured=num_measured,
-            num_samples_measured=num_samples_measured,
-            compute_total_s=compute_s,
-            data_wait_total_s=wait_s,
-            step_time_mean_s=total_s / num_measured if num_measured else None,
-            step_time_p50_s=step_p50_s,
-            step_time_p95_s=step_p95_s,
-            data_wait_mean_s=wait_s / num_measured if num_measured else None,
-            data_wait_p50_s=wait_p50_s,
-            data_wait_p95_s=wait_p95_s,
-            utilisation=compute_s / total_s if total_s > 0 else None,
-            samples_per_s=num_samples_measured / total_s if total_s > 0 else None,
-            step_wait_s=self.step_wait_s,
-            num_emulation_overruns=counts[3],
-            num_skips=num_skips,
-            skips=skips,
-            compression=self.traffic.compression,
-            batch_bytes=self.traffic.batch_bytes,
-            saved_bytes=self.traffic.saved_bytes,
-            dataset_samples=self.extent.dataset_samples,
-            pass_samples=self.extent.pass_samples,
-            num_passes=self.extent.num_passes,
-            num_complete_passes=self.extent.num_complete_passes,
-            pass_steps=self.extent.pass_steps,
-            pass_steps_left=max(0, self.extent.pass_end - self.extent.num_passed),
-            max_in_flight=self.extent.max_in_flight,
-            num_not_delivered=max(0, self.extent.num_requested - self.extent.num_passed),
-            first_batch_at_s=self._first_batch_at_s,
-            history=history,
-        )
+            total_s = compute_s + wait_s
+            return StepSummary(
+                name=self.name,
+                num_steps=self._num_steps,
+                num_samples=self._num_samples,
+                batch_samples=self._batch_samples,
+                warmup_steps=self.warmup_steps,
+                num_steps_measured=num_measured,
+                num_samples_measured=self._num_samples_measured,
+                compute_total_s=compute_s,
+                data_wait_total_s=wait_s,
+                step_time_mean_s=total_s / num_measured if num_measured else None,
+                step_time_p50_s=self._step_percentiles.get(0.5),
+                step_time_p95_s=self._step_percentiles.get(0.95),
+                data_wait_mean_s=wait_s / num_measured if num_measured else None,
+                data_wait_p50_s=self._wait_percentiles.get(0.5),
+                data_wait_p95_s=self._wait_percentiles.get(0.95),
+                utilisation=compute_s / total_s if total_s > 0 else None,
+                samples_per_s=self._num_samples_measured / total_s if total_s > 0 else None,
+                step_wait_s=self.step_wait_s,
+                num_emulation_overruns=self._num_overruns,
+                num_skips=num_skips,
+                skips=skips,
+                compression=self.traffic.compression,
+                batch_bytes=self.traffic.batch_bytes,
+                saved_bytes=self.traffic.saved_bytes,
+                dataset_samples=self.extent.dataset_samples,
+                pass_samples=self.extent.pass_samples,
+                num_passes=self.extent.num_passes,
+                num_complete_passes=self.extent.num_complete_passes,
+                pass_steps=self.extent.pass_steps,
+                pass_steps_left=max(0, self.extent.pass_end - self.extent.num_passed),
+                max_in_flight=self.extent.max_in_flight,
+                num_not_delivered=max(0, self.extent.num_requested - self.extent.num_passed),
+                first_batch_at_s=self._first_batch_at_s,
+                history=self._log.series(),
+            )
 
-    def _wait_out_step(self, start: float, step_wait_s: float, now: float) -> float:
-        """Wait until a step has taken as long as the emulated accelerator takes. Return the time then."""
-        step_wait_s *= self._current_steps
-        if now - start > step_wait_s:
+    def _wait_out_step(self, delivered_at: float, wait_s: float, now: float) -> float:
+        """Wait until ``wait_s`` seconds have passed since the last delivery. Return the time when the wait ends.
+
+        If more time has passed already, the real compute took longer than the emulated one, so count the steps as
+        overruns.
+        """
+        if now - delivered_at > wait_s:
             with self._lock:
                 self._num_overruns += self._current_steps
             return now
         # Sleep in a loop, because a sleep may end early.
-        while (remaining_s := start + step_wait_s - now) > 0:
+        while (remaining_s := delivered_at + wait_s - now) > 0:
             self._sleep(remaining_s)
             now = self._clock()
         return now
 
     def _record(self, compute_s: float, wait_s: float, ended_s: float) -> None:
-        """Record the steps of the last delivery: their compute, and the wait that followed them and has just ended."""
+        """Record the steps of the last delivery.
+
+        Args:
+            compute_s: Seconds of compute on all batches of the delivery.
+            wait_s: Seconds of the data wait that followed the compute and has just ended.
+            ended_s: End of that wait, in seconds since the start of the run.
+        """
         num_steps, samples = self._current_steps, self._current_samples
         for index in range(num_steps):
+            # Divide the samples so evenly that the steps together have all of them.
             num_samples = samples * (index + 1) // num_steps - samples * index // num_steps
             self._record_step(compute_s / num_steps, wait_s / num_steps, num_samples)
             # Only the end of the delivery's last step is known. The earlier steps are assumed to end earlier by equal

@@ -1,7 +1,7 @@
-"""A bounded history of a host's resources, and percentiles of many readings in little memory. Pure.
+"""A series of a host's resources of bounded length, and percentiles of many readings in little memory. Pure.
 
-The launcher publishes a host's use several times per second, and must not import numpy. Therefore both have a bounded
-size and cheap updates.
+The launcher publishes the use of its host several times per second, and must not import numpy. Therefore the series and
+the percentiles have a bounded size, and adding a reading is cheap.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class SeriesLog(History[UsagePoint]):
     def series(self) -> UsageSeries:
         """Return the history so far. Values are rounded."""
         points = self.points()
+        # The columns of a series are equally long. So without a reading of the GPUs in each interval, there is none.
         gpu_percents = [point.gpu_percent for point in points if point.gpu_percent is not None]
         gpu_memory = [point.gpu_memory_bytes for point in points if point.gpu_memory_bytes is not None]
         return UsageSeries(
@@ -84,12 +85,13 @@ class SeriesLog(History[UsagePoint]):
 
 
 def _merged(first: UsagePoint, second: UsagePoint) -> UsagePoint:
-    """Return one point for consecutive points. Means are weighted with the durations."""
+    """Return one point for two consecutive points. Means are weighted with the durations."""
     total_s = first.duration_s + second.duration_s
 
     def mean(value: float, other: float) -> float:
         return (value * first.duration_s + other * second.duration_s) / total_s
 
+    # A GPU that cannot be read any more has no reading in later points.
     has_gpus = first.gpu_percent is not None and second.gpu_percent is not None
     gpu_memory = [point.gpu_memory_bytes for point in (first, second) if point.gpu_memory_bytes is not None]
     return UsagePoint(
@@ -106,12 +108,13 @@ def _merged(first: UsagePoint, second: UsagePoint) -> UsagePoint:
 class Percentiles:
     """Mean, maximum and percentiles of any number of values. The memory is that of a few hundred counters.
 
-    Percentiles are within 1 %.
+    The values are not kept. They are counted in bins whose bounds grow by 1 % from bin to bin, so percentiles are
+    within 1 %.
     """
 
     def __init__(self) -> None:
         self._bins: dict[float, tuple[int, float]] = {}
-        """Number and sum of the values in each bin. Zeros have the first bin."""
+        """Number and sum of the values in each bin, by the logarithm of its lower bound. Zeros have the key -inf."""
         self._num_values = 0
         self._sum = 0.0
         self.largest: float | None = None
@@ -121,9 +124,9 @@ class Percentiles:
         self._num_values += 1
         self._sum += value
         self.largest = max(self.largest or 0.0, value)
-        key = math.floor(math.log(value) / _BIN) if value > 0 else -math.inf
-        number, total = self._bins.get(key, (0, 0.0))
-        self._bins[key] = number + 1, total + value
+        log_bound = math.floor(math.log(value) / _BIN) if value > 0 else -math.inf
+        number, total = self._bins.get(log_bound, (0, 0.0))
+        self._bins[log_bound] = number + 1, total + value
 
     @property
     def mean(self) -> float | None:
@@ -136,10 +139,9 @@ class Percentiles:
         Args:
             share: Share in (0, 1], for example 0.99.
         """
-        seen, found = 0, None
-        for key in sorted(self._bins):
-            number, total = self._bins[key]
-            seen, found = seen + number, total / number
-            if seen >= share * self._num_values:
+        num_below, bin_mean = 0, None
+        for _, (number, total) in sorted(self._bins.items()):
+            num_below, bin_mean = num_below + number, total / number
+            if num_below >= share * self._num_values:
                 break
-        return found
+        return bin_mean

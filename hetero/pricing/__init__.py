@@ -1,6 +1,6 @@
-"""Instance types, their prices if the user or a file states them, and cost arithmetic.
+"""Instance types, their prices, which the user or a file states, and cost arithmetic.
 
-catalog.py        the catalogue of instance types, and their prices from the user, a file or a profile
+catalog.py        the catalogue of instance types, with prices from the user, a file or a shipped price profile
 instance_types.py one instance type: its facts with their sources, and its price
 cost.py           cost arithmetic
 tables.py         the output of ``hetero prices``

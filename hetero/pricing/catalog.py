@@ -1,8 +1,8 @@
 """Catalogue of instance types, with their facts and with prices from the user.
 
 hetero ships facts (vCPUs, memory, accelerators, network), but no current prices, because prices differ by region and
-change. A price comes from the user's ``--price TYPE=USD``, from a price file, or from a named profile. The first of
-these sources that has a price wins. A price file is JSON or YAML::
+change. A price comes from the user's ``--price TYPE=USD``, from a price file, or from a shipped price profile. The
+first of these sources that has a price of the type wins. A price file is JSON or YAML::
 
     region: eu-west-1              # optional, like as_of and source
     as_of: 2026-03-01
@@ -123,9 +123,13 @@ class Catalogue:
         Args:
             hosts: Instance types with their numbers of hosts.
         """
-        found = [(self.find(instance_type), count) for instance_type, count in hosts]
-        prices = [None if info is None or info.hourly_usd is None else info.hourly_usd * count for info, count in found]
-        return None if None in prices else sum(price or 0.0 for price in prices)
+        total_usd = 0.0
+        for instance_type, count in hosts:
+            info = self.find(instance_type)
+            if info is None or info.hourly_usd is None:
+                return None
+            total_usd += info.hourly_usd * count
+        return total_usd
 
     def explain(self, instance_type: str) -> str | None:
         """Return one line that explains why a type lacks a price and how to add one. None if it has a price."""
@@ -153,6 +157,7 @@ def read_price_file(path: Path) -> object:
         return parse_yaml(content, f"price file {path}")
     try:
         return json.loads(content)
+    # Deeply nested JSON raises RecursionError.
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"price file {path}: not valid JSON: {error}") from error
 
@@ -200,7 +205,10 @@ def parse_prices(content: object, *, where: str, region: str | None) -> dict[str
 
 
 def _find(infos: Mapping[str, InstanceTypeInfo], instance_type: str) -> InstanceTypeInfo | None:
-    """Return the facts of a type, also if its name states resources (``CPU:16``) or attached accelerators."""
+    """Return the facts of a type, also if its name states resources (``CPU:16``) or attached accelerators.
+
+    An example of attached accelerators is ``n1-standard-16+GPU:4``.
+    """
     info = infos.get(instance_type) or stated_resources(instance_type)
     if info is not None:
         return info
@@ -208,9 +216,10 @@ def _find(infos: Mapping[str, InstanceTypeInfo], instance_type: str) -> Instance
     base, stated = infos.get(machine), stated_resources(resources)
     if base is None or stated is None or not stated.num_accelerators:
         return None
-    # If the text states the accelerators that the type has anyway, the price of the type holds.
+    # If the name states the accelerators that the type has anyway, the facts and the price are those of the type.
     if stated.num_accelerators == base.num_accelerators:
         return dataclasses.replace(base, instance_type=instance_type)
+    # With other accelerators, their kind and the price are not known.
     return dataclasses.replace(
         base,
         instance_type=instance_type,
@@ -222,6 +231,7 @@ def _find(infos: Mapping[str, InstanceTypeInfo], instance_type: str) -> Instance
 
 
 def _parse_name(name: object, where: str, key: str) -> str:
+    """Return the name of an instance type, or raise `ConfigError` if it is not one."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigError(
             f"{where}: {key}: found {_show(name)!r}, expected an instance type of letters, digits, . : + _ -"
@@ -234,6 +244,7 @@ def _show(key: object) -> str:
 
 
 def _parse_text(content: dict[Any, Any], key: str, where: str) -> str | None:
+    """Return the text of a key, None without the key. Raise `ConfigError` if the value is no short text."""
     value = content.get(key)
     # YAML turns dates and years into these types.
     if isinstance(value, (dt.date, int)) and not isinstance(value, bool):
@@ -244,6 +255,8 @@ def _parse_text(content: dict[Any, Any], key: str, where: str) -> str | None:
 
 
 def _parse_usd(value: object, where: str) -> float:
+    """Return a price in USD per hour, or raise `ConfigError` if the value is not one."""
+    # True is an int in Python.
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ConfigError(f"{where}: found {value!r:.60}, expected USD per hour as a number")
     if not 0 < value < MAX_HOURLY_USD:
@@ -252,7 +265,11 @@ def _parse_usd(value: object, where: str) -> float:
 
 
 def _parse_override(override: str, region: str | None) -> tuple[str, Price]:
-    """Return the type and the price of one ``--price TYPE=USD``."""
+    """Return the type and the price of one ``--price TYPE=USD``.
+
+    Raises:
+        ConfigError: If the text has another form, or the price is out of its bounds.
+    """
     name, separator, text = override.partition("=")
     name = name.strip()
     expected = f"--price {override!r:.80}: expected TYPE=USD, for example ml.c5.xlarge=0.20"

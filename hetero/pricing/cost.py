@@ -13,7 +13,6 @@ __all__ = [
     "break_even_speedup",
     "cost_per_1k_steps_usd",
     "cost_per_million_samples_usd",
-    "cost_per_step_usd",
     "job_cost_usd",
     "relative_error",
     "saving",
@@ -26,14 +25,9 @@ def job_cost_usd(hourly_usd: float, wall_s: float) -> float:
     return _positive("hourly_usd", hourly_usd) * _positive("wall_s", wall_s) / 3600
 
 
-def cost_per_step_usd(hourly_usd: float, step_time_s: float) -> float:
-    """Return the cost in USD of one step of ``step_time_s`` seconds."""
-    return _positive("hourly_usd", hourly_usd) * _positive("step_time_s", step_time_s) / 3600
-
-
 def cost_per_1k_steps_usd(hourly_usd: float, step_time_s: float) -> float:
     """Return the cost in USD of 1,000 steps of ``step_time_s`` seconds each."""
-    return 1000 * cost_per_step_usd(hourly_usd, step_time_s)
+    return 1000 * _positive("hourly_usd", hourly_usd) * _positive("step_time_s", step_time_s) / 3600
 
 
 def cost_per_million_samples_usd(hourly_usd: float, samples_per_s: float) -> float:
@@ -55,7 +49,7 @@ def break_even_speedup(hourly_usd: float, baseline_hourly_usd: float) -> float:
     """Return the speed-up above which the job is cheaper on the cluster with the higher hourly price.
 
     The cost is price times time. The job is therefore cheaper on that cluster if and only if
-    ``step_time / baseline_step_time < baseline_hourly / hourly``.
+    ``baseline_step_time / step_time``, which is the speed-up, exceeds ``hourly / baseline_hourly``.
     """
     return _positive("hourly_usd", hourly_usd) / _positive("baseline_hourly_usd", baseline_hourly_usd)
 

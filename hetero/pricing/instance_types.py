@@ -1,8 +1,8 @@
 """An instance type: its facts, each with its source, and its price. Reads the shipped facts.
 
-There is a file of facts for each cloud, ``data/instance_types*.json``. A file names every source once, under a key. A
-row names the key of a group of facts, for example ``network``, if it differs from the default of the file. A row leaves
-out the facts that no source states.
+There is a file of facts for each cloud, ``data/instance_types*.json``. A file lists its sources, each under a key, and
+has a default source for each group of facts, for example ``network``. If a group of a row has another source, the row
+states the key of that source. A row leaves out the facts that no source states.
 
 A source has its address and its date. For most guides, only the year is recorded. For the SageMaker API and the guide
 to previous generations, no date is recorded. Where sources contradict each other, the file follows one source:
@@ -22,7 +22,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
-from types import MappingProxyType
 from typing import Any
 
 __all__ = [
@@ -44,31 +43,29 @@ _FAMILIES = (
     re.compile(r"Standard_([A-Z]+)[0-9]+(?:-[0-9]+)?([a-z]*(?:_.+)?)"),  # Standard_F32s_v2
 )
 
-FACT_GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "offer": ("instance_type",),
-        "hardware": (
-            "vcpus",
-            "threads_per_core",
-            "clock_ghz",
-            "memory_gib",
-            "num_accelerators",
-            "accelerator",
-            "instance_storage_gb",
-        ),
-        "processor": ("processor",),
-        "cpu_baseline": ("cpu_baseline_percent",),
-        "memory_technology": ("memory_technology",),
-        "accelerator_memory": ("accelerator_memory_gib",),
-        "network": (
-            "network_baseline_gbps",
-            "network_burst_gbps",
-            "network_limit_gbps",
-            "num_network_cards",
-            "network_card_gbps",
-        ),
-    }
-)
+FACT_GROUPS: Mapping[str, tuple[str, ...]] = {
+    "offer": ("instance_type",),
+    "hardware": (
+        "vcpus",
+        "threads_per_core",
+        "clock_ghz",
+        "memory_gib",
+        "num_accelerators",
+        "accelerator",
+        "instance_storage_gb",
+    ),
+    "processor": ("processor",),
+    "cpu_baseline": ("cpu_baseline_percent",),
+    "memory_technology": ("memory_technology",),
+    "accelerator_memory": ("accelerator_memory_gib",),
+    "network": (
+        "network_baseline_gbps",
+        "network_burst_gbps",
+        "network_limit_gbps",
+        "num_network_cards",
+        "network_card_gbps",
+    ),
+}
 """Fields of `InstanceTypeInfo` by group. The facts of a group have one source. ``offer`` is the fact that SageMaker
 trains on the type, or that its cloud has it."""
 
@@ -180,10 +177,19 @@ def family_of(instance_type: str) -> str:
     The family is ``c5`` for ``ml.c5.xlarge``, ``n2`` for ``n2-highcpu-32``, and ``Fs_v2`` for ``Standard_F32s_v2``.
     """
     found = next((match for family in _FAMILIES if (match := family.fullmatch(instance_type))), None)
+    # The pattern of Azure's names has two groups, because the size is in the middle of the family: F, 32, s_v2.
     return "".join(found.groups()) if found else instance_type
 
 
 def _parse_row(row: dict[str, Any], sources: Mapping[str, FactSource], defaults: Mapping[str, str]) -> InstanceTypeInfo:
+    """Return the facts of one row of a file.
+
+    Args:
+        row: The facts by name, and ``sources``: keys of sources that differ from the defaults, by group of facts.
+        sources: The sources of the file by key.
+        defaults: Key of the default source of each group.
+    """
     keys = {**defaults, **row["sources"]}
+    # A group without a known fact has no source.
     stated = {group: sources[keys[group]] for group, names in FACT_GROUPS.items() if not row.keys().isdisjoint(names)}
     return InstanceTypeInfo(**{**row, "sources": stated})

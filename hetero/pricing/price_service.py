@@ -56,13 +56,21 @@ def fetch_prices(region: str, client: Any = None) -> PriceList:
     except ModuleNotFoundError:
         raise ConfigError("boto3 is not installed; pip install boto3") from None
     prices: dict[str, float] = {}
-    head: dict[str, Any] = {}
+    newest: dict[str, Any] = {}
     try:
-        for product in _products(client or _client(), region):
-            found, usd = trained_type(product.get("product")), hourly_usd((product.get("terms") or {}).get("OnDemand"))
-            if found is not None and found[1] == region and usd is not None:
-                prices[found[0]] = max(usd, prices.get(found[0], 0.0))
-                head = max(head, product, key=lambda item: str(item.get("publicationDate", "")))
+        if client is None:
+            import boto3
+
+            client = boto3.client("pricing", region_name=_SERVICE_REGION)
+        for product in _products(client, region):
+            trained, usd = (
+                trained_type(product.get("product")),
+                hourly_usd((product.get("terms") or {}).get("OnDemand")),
+            )
+            if trained is not None and trained[1] == region and usd is not None:
+                # A type may have several offers. The highest price is on the safe side.
+                prices[trained[0]] = max(usd, prices.get(trained[0], 0.0))
+                newest = max(newest, product, key=lambda item: str(item.get("publicationDate", "")))
     except (BotoCoreError, ClientError) as error:
         raise ConfigError(
             f"AWS's price list cannot be read: {str(error)[:300]}\n"
@@ -70,13 +78,10 @@ def fetch_prices(region: str, client: Any = None) -> PriceList:
         ) from error
     if not prices:
         raise ConfigError(f"AWS lists no prices of training in {region!r}; expected a region such as eu-west-1")
-    return _price_list(region, head, prices)
-
-
-def _client() -> Any:
-    import boto3
-
-    return boto3.client("pricing", region_name=_SERVICE_REGION)
+    # AWS states the version and the date of its list with each product.
+    version, date = (str(newest.get(name, ""))[:40] for name in ("version", "publicationDate"))
+    ordered = {name: prices[name] for name in sorted(prices)}
+    return PriceList(region=region, as_of=date[:10], source=f"{_SOURCE} {version}", hourly_usd=ordered)
 
 
 def _products(client: Any, region: str) -> Iterator[dict[str, Any]]:
@@ -96,7 +101,10 @@ def _products(client: Any, region: str) -> Iterator[dict[str, Any]]:
 
 
 def trained_type(product: Any) -> tuple[str, str] | None:
-    """Return the instance type and region of a product that is an hour of training. None for other products."""
+    """Return the instance type and region of a product that is an hour of training. None for other products.
+
+    The product comes from AWS, so no part of it is sure to have the expected type.
+    """
     attributes = product.get("attributes") if isinstance(product, Mapping) else None
     if not isinstance(attributes, Mapping):
         return None
@@ -107,35 +115,20 @@ def trained_type(product: Any) -> tuple[str, str] | None:
 
 def hourly_usd(offers: Any) -> float | None:
     """Return the highest hourly price in USD in the offers for a product, or None if they state none."""
-    found = (
-        dimension["pricePerUnit"].get("USD")
-        for offer in _values(offers)
-        for dimension in _values(offer.get("priceDimensions"))
-        if dimension.get("unit") in ("Hrs", "Hours") and isinstance(dimension.get("pricePerUnit"), Mapping)
-    )
-    prices = [price for text in found if (price := _number(text)) is not None and 0 < price < MAX_HOURLY_USD]
-    return max(prices, default=None)
-
-
-def _price_list(region: str, head: Mapping[str, Any], prices: Mapping[str, float]) -> PriceList:
-    """Return the price list of a region, sorted by instance type.
-
-    Args:
-        region: Region of the prices.
-        head: ``publicationDate`` and ``version`` as AWS states them.
-        prices: Instance type -> USD per hour.
-    """
-    version, date = (str(head.get(name, ""))[:40] for name in ("version", "publicationDate"))
-    ordered = {name: prices[name] for name in sorted(prices)}
-    return PriceList(region=region, as_of=date[:10], source=f"{_SOURCE} {version}", hourly_usd=ordered)
+    # By unit and currency, an offer has {"priceDimensions": {ID: {"unit": "Hrs", "pricePerUnit": {"USD": "1.2"}}}}.
+    dimensions = [dimension for offer in _values(offers) for dimension in _values(offer.get("priceDimensions"))]
+    by_currency = [each.get("pricePerUnit") for each in dimensions if each.get("unit") in ("Hrs", "Hours")]
+    prices = [_number(each.get("USD")) for each in by_currency if isinstance(each, Mapping)]
+    return max((price for price in prices if price is not None and 0 < price < MAX_HOURLY_USD), default=None)
 
 
 def is_ours(source: object) -> bool:
-    """Return whether prices with this source come from AWS's list instead of from the user."""
+    """Return whether prices with this source come from AWS's list, and not from the user."""
     return isinstance(source, str) and source.startswith(_SOURCE)
 
 
 def _values(value: Any) -> list[Mapping[str, Any]]:
+    """Return the objects in an object of AWS's list. Other values, and other documents, are ignored."""
     return [item for item in value.values() if isinstance(item, Mapping)] if isinstance(value, Mapping) else []
 
 
@@ -176,8 +169,11 @@ def refresh_file(path: Path, prices: PriceList) -> str:
                 f"{path} has prices of {content['region']}, the new ones are of {prices.region}; give another --output"
             )
         # Prices that the user wrote must survive the first refresh.
-        old = content["hourly_usd"] if is_ours(content.get("source")) else {}
-        overrides = {**({} if old else content["hourly_usd"]), **(content.get("overrides") or {})}
+        if is_ours(content.get("source")):
+            old = content["hourly_usd"]
+        else:
+            overrides = content["hourly_usd"]
+        overrides = {**overrides, **(content.get("overrides") or {})}
     # Check the new content before it replaces the old.
     document: dict[str, Any] = {
         "region": prices.region,

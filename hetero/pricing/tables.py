@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from hetero.documents.quantities import NOT_KNOWN
 from hetero.documents.tables import markdown_table
 from hetero.pricing.catalog import Catalogue
 from hetero.pricing.instance_types import FactSource, InstanceTypeInfo
 
 __all__ = ["list_text", "show_text"]
-
-_NOT_KNOWN = "-"
 
 
 def list_text(catalogue: Catalogue) -> str:
@@ -23,7 +22,7 @@ def list_text(catalogue: Catalogue) -> str:
             _accelerators(info),
             _number(info.network_baseline_gbps),
             _number(info.network_burst_gbps or info.network_limit_gbps),
-            (info.price and info.price.as_of) or _NOT_KNOWN,
+            (info.price and info.price.as_of) or NOT_KNOWN,
         )
         for info in catalogue.types()
     ]
@@ -61,8 +60,9 @@ _HOW_TO_PRICE = "Give prices with --price TYPE=USD, --price-file FILE or --price
 
 
 def _accelerators(info: InstanceTypeInfo) -> str:
+    """Return number and name of the accelerators, such as ``8 x NVIDIA A100``."""
     if info.num_accelerators is None:
-        return _NOT_KNOWN
+        return NOT_KNOWN
     if not info.num_accelerators:
         return "none"
     return f"{info.num_accelerators} x {info.accelerator or 'not known'}"
@@ -77,12 +77,12 @@ def _vcpus(info: InstanceTypeInfo) -> str:
 
 def _processor(info: InstanceTypeInfo) -> str:
     clock = f", {_number(info.clock_ghz)} GHz" if info.clock_ghz is not None else ""
-    return f"{info.processor or _NOT_KNOWN}{clock}"
+    return f"{info.processor or NOT_KNOWN}{clock}"
 
 
 def _memory(info: InstanceTypeInfo) -> str:
     technology = f", {info.memory_technology}" if info.memory_technology else ""
-    return _NOT_KNOWN if info.memory_gib is None else f"{_number(info.memory_gib)} GiB{technology}"
+    return NOT_KNOWN if info.memory_gib is None else f"{_number(info.memory_gib)} GiB{technology}"
 
 
 def _accelerator_memory(info: InstanceTypeInfo) -> str:
@@ -96,7 +96,7 @@ def _network(info: InstanceTypeInfo) -> str:
     if info.network_limit_gbps is not None:
         return f"at most {_number(info.network_limit_gbps)} Gbit/s"
     if info.network_baseline_gbps is None:
-        return _NOT_KNOWN
+        return NOT_KNOWN
     text = f"{_number(info.network_baseline_gbps)} Gbit/s sustained"
     if info.network_burst_gbps not in (None, info.network_baseline_gbps):
         text += f", {_number(info.network_burst_gbps)} Gbit/s in bursts"
@@ -119,9 +119,9 @@ def _source_lines(info: InstanceTypeInfo) -> list[str]:
 
 def _storage(info: InstanceTypeInfo) -> str:
     if info.instance_storage_gb is None:
-        return _NOT_KNOWN
+        return NOT_KNOWN
     return f"{_number(info.instance_storage_gb)} GB" if info.instance_storage_gb else "none"
 
 
 def _number(value: float | None) -> str:
-    return _NOT_KNOWN if value is None else f"{value:.10g}"
+    return NOT_KNOWN if value is None else f"{value:.10g}"

@@ -4,7 +4,7 @@ The launcher of the first trainer host writes the report when the job ends. ``he
 
 model.py      observations (`RunFacts`), conclusions (`Report`), and the reader of ``report.json``
 build.py      the conclusions: headline, cost, bottleneck, advice
-overruns.py   bounds of a step time if real work took longer than emulated, or others had the CPUs, and their sentence
+overruns.py   bounds of a step time that other work of the machine made longer, and a sentence about them
 compare.py    compares two reports: speed-up, saving, and why the runs may not be comparable
 verdict.py    the verdict of a comparison in words
 markdown.py   shows a report or a comparison as Markdown

@@ -1,8 +1,7 @@
-"""Draws the conclusions of a report from observations. Pure."""
+"""Draws the conclusions of a report from the observations of a run: figures, cost, bottleneck and advice. Pure."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
@@ -55,24 +54,22 @@ def build_report(facts: RunFacts, catalogue: Catalogue) -> Report:
         catalogue: Instance types with the prices to use.
 
     Returns:
-        The report. A figure is None if its definition does not apply to the run.
+        The report. A figure that cannot be computed is None. For example, the step time is None if no step was
+        measured, and the cost is None if a price is not known.
     """
     headline = _headline(facts)
-    verdict = _verdict(facts, headline, catalogue)
-    idle = idle_data_hosts(facts)
-    if idle is not None and not verdict.advice.startswith(idle):
-        verdict = dataclasses.replace(verdict, advice=f"{idle} {verdict.advice}")
     return Report(
         schema_version=SCHEMA_VERSION,
         run=facts,
         headline=headline,
         cost=_cost(facts, headline, catalogue),
-        verdict=verdict,
+        verdict=_verdict(facts, headline, catalogue),
         plan_error=_plan_error(facts, headline),
     )
 
 
 def _plan_error(facts: RunFacts, headline: Headline | None) -> Figure | None:
+    """Return the planned step time / the measured step time - 1, or None if one of them is not known."""
     if facts.expectation is None or headline is None or headline.step_time_mean is None:
         return None
     actual_s = headline.step_time_mean.value
@@ -86,6 +83,7 @@ def missing_emulation(run: RunFacts) -> list[str]:
 
     The list is empty for a run on real hosts, because they preprocess and compute with their own hardware.
     """
+    # Also a run on real hosts may emulate something, but only simulated hosts are measured as trees of processes.
     if not run.simulated or any(usage.scope != "tree" for usage in run.hosts):
         return []
     return [flag for option, flag in EMULATION_FLAGS.items() if run.options.get(option) == "None"]
@@ -105,7 +103,7 @@ def cost_objection(run: RunFacts) -> str:
 
 def _headline(facts: RunFacts) -> Headline | None:
     """Return the figures of the loader that took the most time. None if no rank used a loader."""
-    # A script may build several loaders of the same name. The n-th loader of a name is the same on every rank.
+    # A script may build several loaders of the same name. Their labels number them in the same way on every rank.
     loaders: dict[str, list[tuple[int, StepSummary]]] = defaultdict(list)
     for rank in facts.ranks:
         for label, summary in rank.labelled:
@@ -113,13 +111,13 @@ def _headline(facts: RunFacts) -> Headline | None:
     if not loaders:
         return None
 
-    def weight(key: str) -> tuple[float, int]:
-        summaries = [summary for _, summary in loaders[key]]
+    def time_and_steps(label: str) -> tuple[float, int]:
+        summaries = [summary for _, summary in loaders[label]]
         return sum(s.total_s for s in summaries), sum(s.num_steps for s in summaries)
 
-    # The report is about the loader that took the most time.
-    key = max(loaders, key=weight)
-    ranks = loaders[key]
+    # Without measured time, for example within the warm-up, the loader with the most steps counts.
+    label = max(loaders, key=time_and_steps)
+    ranks = loaders[label]
     # A job is as slow as its slowest rank.
     step_rank, step = _slowest(ranks, lambda summary: summary.step_time_mean_s)
     wait_rank, wait = _slowest(ranks, lambda summary: summary.data_wait_mean_s)
@@ -130,11 +128,12 @@ def _headline(facts: RunFacts) -> Headline | None:
     # A rank's batches may differ in size (the last one), so the rate uses the mean and not the batch size.
     samples_per_step = sum(s.num_samples_measured / s.num_steps_measured for _, s in ranks if s.num_steps_measured)
     step_time_s = step.step_time_mean_s if step else None
+    # Lower bound of the step time. Work that exceeded an emulation, and other programs, may have made steps longer.
     least_s = least_step_time_s([summary for _, summary in ranks], facts.events)
     if step_time_s is not None and (lost := lost_share(facts)):
         least_s = (1 - lost) * (step_time_s if least_s is None else least_s)
     return Headline(
-        loader=key,
+        loader=label,
         num_ranks=len(ranks),
         global_batch_samples=sum(summary.batch_samples for _, summary in ranks),
         num_steps_measured=min(summary.num_steps_measured for _, summary in ranks),
@@ -156,20 +155,22 @@ def _headline(facts: RunFacts) -> Headline | None:
 def _slowest(
     ranks: Sequence[tuple[int, StepSummary]], value: Callable[[StepSummary], float | None]
 ) -> tuple[int | None, StepSummary | None]:
-    """Return the rank with the largest value. None if any rank lacks a value, because that rank may be the slowest."""
-    keyed = [(value(summary), rank, summary) for rank, summary in ranks]
-    if any(key is None for key, _, _ in keyed):
+    """Return the rank with the largest value, and its summary.
+
+    Both are None if any rank lacks a value, because that rank may be the slowest.
+    """
+    values = {rank: value(summary) for rank, summary in ranks}
+    if None in values.values():
         return None, None
-    # If ranks are equally slow, the first of them counts.
-    _, rank, summary = max(keyed, key=lambda entry: (entry[0] or 0.0, -entry[1]))
-    return rank, summary
+    # If ranks are equally slow, the lowest rank counts.
+    return max(ranks, key=lambda entry: (values[entry[0]] or 0.0, -entry[0]))
 
 
 def _cost(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -> Cost:
     """Return the cost of the run, with the prices that it comes from and the prices that are missing."""
     spot_usd = {group.name: group.spot_usd for group in facts.groups if group.spot_usd is not None}
     hosts = [(group.name, group.instance_type, float(group.count)) for group in facts.groups]
-    # Hosts that joined count for their share of the run.
+    # A host that joined the running job costs only for its share of the run.
     for joined in facts.joined_hosts:
         share = min(1.0, joined.present_s / facts.wall_s) if facts.wall_s > 0 else 1.0
         hosts.append((joined.group, joined.instance_type, share))
@@ -196,12 +197,12 @@ def _cost(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -> C
 
     objection = cost_objection(facts)
 
-    def figure(compute: Callable[[float, float], float], value: float | None, unit: str) -> Figure | None:
-        # With an objection there is no cost. The prices of ml.p3.2xlarge were once multiplied with the times of a
-        # laptop, and the verdict was "94 % dearer".
+    def figure(cost_of: Callable[[float, float], float], value: float | None, unit: str) -> Figure | None:
+        # The prices of ml.p3.2xlarge were once multiplied with the times of a laptop, and the verdict was "94 %
+        # dearer". So there is no cost if there is an objection.
         if hourly_usd is None or not value or objection:
             return None
-        return Figure(value=compute(hourly_usd, value), unit=unit, basis=facts.basis)
+        return Figure(value=cost_of(hourly_usd, value), unit=unit, basis=facts.basis)
 
     step_time = headline.step_time_mean.value if headline and headline.step_time_mean else None
     rate = headline.samples_per_s.value if headline and headline.samples_per_s else None
@@ -240,9 +241,10 @@ def idle_data_hosts(facts: RunFacts) -> str | None:
     # none.
     num_on_data_hosts = facts.events.get(COMPUTED_ON_DATA_HOSTS)
     if num_on_data_hosts is None:
+        # A data host did not report its number, so any batch may have come from a data host.
         has_batches = bool(num_received or num_computed)
-    # If ranks received more batches than were counted as computed, the other ones may have come from a data host.
     else:
+        # Ranks received more batches than were counted, so some may have come from a data host.
         has_batches = num_on_data_hosts > 0 or num_received > num_computed
     if not num_hosts or has_batches or facts.exit_code or facts.options.get("data service") != "grpc":
         return None
@@ -260,6 +262,7 @@ def idle_data_hosts(facts: RunFacts) -> str | None:
 
 def _verdict(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -> Verdict:
     """Return the bottleneck, with advice and the vCPUs that would remove it."""
+    idle = idle_data_hosts(facts)
     # If no vCPUs are emulated on simulated hosts, the CPUs of this machine preprocess. Then the number of vCPUs is
     # unknown.
     has_real_cpus = "--emulate-sample-seconds" in missing_emulation(facts)
@@ -267,19 +270,27 @@ def _verdict(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -
     # Without a measured utilisation the bottleneck is unknown.
     if headline is None or headline.utilisation is None:
         has_steps = any(loader.num_steps for rank in facts.ranks for loader in rank.loaders)
-        advice = idle_data_hosts(facts) or (_WITHIN_WARMUP if has_steps else _NO_STEPS)
+        advice = idle or (_WITHIN_WARMUP if has_steps else _NO_STEPS)
         return Verdict(bottleneck="unknown", advice=advice, vcpus=vcpus, vcpus_needed=None)
     busy = headline.utilisation.value
+    bottleneck, needed = "compute", None
     if busy >= BUSY_UTILISATION:
-        return Verdict(bottleneck="compute", advice=_busy_advice(facts, busy), vcpus=vcpus, vcpus_needed=None)
-    advice, needed = _idle_advice(facts, headline, busy, vcpus)
-    figure = None if needed is None else Figure(value=needed, unit="vCPU", basis="modelled")
-    advice = f"The slowest rank computes only {100 * busy:.0f} % of the time and waits for data otherwise. {advice}"
-    return Verdict(bottleneck="data", advice=advice, vcpus=vcpus, vcpus_needed=figure)
+        advice = _busy_advice(facts, busy)
+    else:
+        bottleneck = "data"
+        remedy, needed = _data_advice(facts, headline, busy, vcpus)
+        advice = f"The slowest rank computes only {100 * busy:.0f} % of the time and waits for data otherwise. {remedy}"
+    return Verdict(
+        bottleneck=bottleneck,
+        # Data hosts that make no batch cost the most, so they come first.
+        advice=f"{idle} {advice}" if idle is not None else advice,
+        vcpus=vcpus,
+        vcpus_needed=None if needed is None else Figure(value=needed, unit="vCPU", basis="modelled"),
+    )
 
 
 def _busy_advice(facts: RunFacts, busy: float) -> str:
-    """Return the advice for busy accelerators: compute is the bottleneck."""
+    """Return the advice for accelerators that compute a share ``busy`` of the time, at least `BUSY_UTILISATION`."""
     if missing := missing_emulation(facts):
         return (
             f"The ranks compute {100 * busy:.0f} % of the time: data keeps up on this machine. Whether data keeps up "
@@ -291,8 +302,15 @@ def _busy_advice(facts: RunFacts, busy: float) -> str:
     )
 
 
-def _idle_advice(facts: RunFacts, headline: Headline, busy: float, vcpus: int | None) -> tuple[str, int | None]:
-    """Return the advice for accelerators that wait, and how many vCPUs would suffice if that is known."""
+def _data_advice(facts: RunFacts, headline: Headline, busy: float, vcpus: int | None) -> tuple[str, int | None]:
+    """Return the advice for accelerators that wait for data, and how many vCPUs would suffice, or None.
+
+    Args:
+        facts: Observations of the run.
+        headline: Figures of the run.
+        busy: Share of the time that the accelerators compute.
+        vcpus: vCPUs that preprocess, or None if their number is not known.
+    """
     if _waits_are_rare(headline):
         return (
             "Nearly all of that time is in a few long waits. Either passes are short and begin without any batch ready "
@@ -307,9 +325,9 @@ def _idle_advice(facts: RunFacts, headline: Headline, busy: float, vcpus: int | 
         return f"There is no compute: every vCPU beyond the {vcpus} that preprocess now makes steps shorter.", None
     # If the CPUs are idle, more of them do not help. A slow link between data hosts and trainers once led to the advice
     # to buy more vCPUs.
-    if idle := _idle_cpus(facts):
+    if idle_cpus := _idle_cpus(facts):
         return (
-            f"{idle} Before adding hosts, find out why preprocessing waits (storage, network, too few processes)."
+            f"{idle_cpus} Before adding hosts, find out why preprocessing waits (storage, network, too few processes)."
         ), None
     # Rates are in units of the present rate. The accelerators could use a rate of 1 / busy, and each vCPU makes a rate
     # of 1 / vcpus.
@@ -321,7 +339,10 @@ def _idle_advice(facts: RunFacts, headline: Headline, busy: float, vcpus: int | 
 
 
 def _waits_are_rare(headline: Headline) -> bool:
-    """Return whether 19 of 20 steps hardly wait. A few waits then make up the mean, so it need not scale with vCPUs."""
+    """Return whether 19 of 20 steps hardly wait, so that a few long waits make up the mean.
+
+    More vCPUs need not make such waits shorter.
+    """
     mean, p95, step = headline.data_wait_mean, headline.data_wait_p95, headline.step_time_mean
     if mean is None or p95 is None or step is None:
         return False
@@ -344,6 +365,7 @@ def _preprocessing_vcpus(facts: RunFacts, catalogue: Catalogue) -> int | None:
             if info is None or info.vcpus is None:
                 return None
             total += group.count * info.vcpus
+    # Without vCPUs, no host of that role is in the job.
     return total or None
 
 
@@ -354,19 +376,21 @@ def _were_not_given(flags: Sequence[str]) -> str:
 def _idle_cpus(facts: RunFacts) -> str | None:
     """Return a sentence for the user if more CPUs would not help, because the present ones were not busy. Else None.
 
-    None also for simulated runs, because emulated vCPUs wait instead of working, and for hybrid runs, because the load
-    of preprocessing on trainer hosts is not known. Hosts without ranks count as data hosts.
+    The result is also None for simulated runs, because emulated vCPUs wait instead of working, and for hybrid runs,
+    because the load of preprocessing on trainer hosts is not known.
     """
     if facts.simulated or facts.placement == "hybrid":
         return None
+    # In a homogeneous job, the trainer hosts preprocess. In other jobs, the hosts without ranks do.
     is_homogeneous = facts.placement == "homogeneous"
-    trainer_hosts: set[str] = set() if is_homogeneous else {rank.host for rank in facts.ranks}
+    left_out: set[str] = set() if is_homogeneous else {rank.host for rank in facts.ranks}
     num_hosts = sum(group.count for group in facts.groups if is_homogeneous or group.role == "data")
     usages = [
         usage
         for usage in facts.hosts
-        if usage.scope == "host" and usage.cpu_percent_mean is not None and usage.host not in trainer_hosts
+        if usage.scope == "host" and usage.cpu_percent_mean is not None and usage.host not in left_out
     ]
+    # A host that was not measured may be the busy one.
     if not usages or len(usages) != num_hosts:
         return None
     share = max((usage.cpu_percent_mean or 0.0) / (100 * usage.num_cpus) for usage in usages)

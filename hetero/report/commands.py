@@ -1,6 +1,6 @@
 """Writes and shows report files. The command line and the launcher call these functions.
 
-This is a separate module, because other modules of this folder use no files, except to read a report.
+The other modules of this folder use no files, except to read a report or a plan.
 """
 
 from __future__ import annotations

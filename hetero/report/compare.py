@@ -1,8 +1,8 @@
 """Comparison of two runs: how much faster and cheaper the second run is, and whether it is worth it.
 
-Two things make a run slower: in an emulated run, real work that takes longer than emulated, and in any run, other
-programs on its CPUs. So each run has a range of step times, and the comparison has a range of speed-ups and savings.
-The verdict is what holds in the whole range.
+A measured step time may be too long, for two reasons: other programs used the CPUs, or real work took longer than the
+time that the run emulates. So each run has a range of step times, and the comparison has a range of speed-ups and
+savings. The second run is worth it, or not worth it, only if this is true in the whole range.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NUMBER = re.compile(r" \(\d+\)$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """Bounds of a ratio. Both are the same if no real work showed in emulated runs."""
+    """Lower and upper bound of a ratio. They are equal if nothing made the measured times too long."""
 
     low: float
     high: float
@@ -85,19 +85,19 @@ def compare(baseline: Report, candidate: Report) -> Comparison:
         raise ConfigError(f"{which} report: no time per {per} was measured, so there is nothing to compare")
     # Collect the reasons why speed, prices or costs of the two runs cannot be compared.
     basis = "simulated" if "simulated" in (baseline.run.basis, candidate.run.basis) else "measured"
-    of_pace = [*_unlike(baseline, candidate, base, other)]
-    of_prices = [*_other_prices(baseline, candidate)]
-    of_cost = [*_cost_objections(baseline, candidate), *of_prices]
-    # The lower bound of a speed-up compares the upper bound of one time with the lower bound of the other.
+    speed_objections = [*_unlike(baseline, candidate, base, other)]
+    price_objections = [*_other_prices(baseline, candidate)]
+    cost_objections = [*_cost_objections(baseline, candidate), *price_objections]
+    # The lower bound of the speed-up is the shortest time of the first run / the longest time of the second run.
     speedup = saving = break_even = None
-    if not of_pace:
+    if not speed_objections:
         low, high = cost.speedup(other_s[1], base_s[0]), cost.speedup(other_s[0], base_s[1])
         speedup = Range(low=low, high=high, basis=basis)
     # A saving needs both comparable times and comparable costs.
-    if baseline.cost.hourly is not None and candidate.cost.hourly is not None and not of_prices:
+    if baseline.cost.hourly is not None and candidate.cost.hourly is not None and not price_objections:
         ratio = cost.break_even_speedup(candidate.cost.hourly.value, baseline.cost.hourly.value)
         break_even = Figure(value=ratio, unit="1", basis="modelled")
-        if speedup is not None and not of_cost:
+        if speedup is not None and not cost_objections:
             saving = Range(low=1 - ratio / speedup.low, high=1 - ratio / speedup.high, basis=basis)
     return Comparison(
         baseline=baseline,
@@ -106,12 +106,13 @@ def compare(baseline: Report, candidate: Report) -> Comparison:
         speedup=speedup,
         break_even_speedup=break_even,
         saving=saving,
-        objections=(*of_pace, *of_cost),
+        objections=(*speed_objections, *cost_objections),
         caveats=tuple(_caveats(baseline, candidate, base, other)),
     )
 
 
 def _headline(report: Report, which: str) -> Headline:
+    """Return the figures of a run. Raise `ConfigError` if it measured no step."""
     if report.headline is None or report.headline.step_time_mean is None:
         raise ConfigError(
             f"{which} report: no step was measured on every rank (run {report.run.run_id}), so there is nothing to "
@@ -121,13 +122,15 @@ def _headline(report: Report, which: str) -> Headline:
 
 
 def _times_per_unit(headline: Headline, per: str) -> tuple[float, float] | None:
-    """Return the bounds of the time per step or sample. None if nothing was measured."""
+    """Return the lower and the upper bound of the time per step or sample. None if nothing was measured."""
     times_s, rate = headline.step_time_range_s, headline.samples_per_s
     if times_s is None or rate is None or times_s[0] <= 0 or rate.value <= 0:
         return None
     if per == "step":
         return times_s
-    return times_s[0] / (times_s[1] * rate.value), 1 / rate.value
+    # The rate belongs to the measured step time, which is the upper bound. The lower bound is shorter in proportion.
+    sample_s = 1 / rate.value
+    return sample_s * times_s[0] / times_s[1], sample_s
 
 
 def _unlike(baseline: Report, candidate: Report, base: Headline, other: Headline) -> Iterator[str]:
@@ -136,7 +139,7 @@ def _unlike(baseline: Report, candidate: Report, base: Headline, other: Headline
     if first.basis != second.basis:
         yield f"The first run was {first.basis}, the second {second.basis}. Compare two of a kind."
     # Other options may differ, because they are what a comparison is about.
-    for name in sorted(set(first.options) | set(second.options)):
+    for name in sorted({*first.options, *second.options}):
         values = [run.options.get(name, "unset") for run in (first, second)]
         if name.startswith("emulate") and values[0] != values[1]:
             yield (
@@ -178,7 +181,7 @@ def _other_prices(baseline: Report, candidate: Report) -> Iterator[str]:
 
 
 def _caveats(baseline: Report, candidate: Report, base: Headline, other: Headline) -> Iterator[str]:
-    """Yield what limits the comparison of two runs, although it is possible."""
+    """Yield differences between two runs that can be compared. A reader of the comparison must know them."""
     first, second = baseline.run, candidate.run
     if base.global_batch_samples != other.global_batch_samples:
         yield (

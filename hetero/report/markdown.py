@@ -1,11 +1,12 @@
 """Markdown from reports and comparisons. It is short, and readable as plain text.
 
-Text from other sources (names of hosts, groups and loaders, commands, options) is in code spans. It cannot act as
-markup there, and needs no escape characters, which would be hard to read on a terminal.
+Names of hosts, groups and loaders, commands and options come from users and other processes. They are in code spans,
+where they cannot act as markup. Escape characters would do the same, but are hard to read on a terminal.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ from hetero.metrics.hosts import HostUsage
 from hetero.metrics.logged import LoggedMetric
 from hetero.report.build import cost_objection
 from hetero.report.compare import Comparison
-from hetero.report.model import Cost, Expectation, GroupFacts, Headline, Report, RunFacts
+from hetero.report.model import Cost, Expectation, Headline, Report, RunFacts
 from hetero.report.verdict import answer_text, pace_text, saving_text, speedup_text
 
 __all__ = [
@@ -37,10 +38,10 @@ _TEXT_COLUMNS = ("run", "hosts", "host", "role", "")
 def render_report(report: Report) -> str:
     """Return a run's report as Markdown."""
     run, headline = report.run, report.headline
-    is_simulated = " This run was simulated: see below." if run.simulated else ""
+    simulated_note = " This run was simulated: see below." if run.simulated else ""
     sections = [
         f"# Run {code_span(run.run_id)}",
-        markdown_text(report.verdict.advice) + is_simulated,
+        markdown_text(report.verdict.advice) + simulated_note,
         _facts_table(report),
     ]
     if run.simulated:
@@ -73,10 +74,11 @@ def render_comparison(comparison: Comparison) -> str:
     has_same_step = comparison.per == "step"
     # Leave out costs that must not be compared, because readers would compare them.
     has_costs = not comparison.objections
+    speedup_of_second = NOT_KNOWN if comparison.speedup is None else f"{speedup_text(comparison)}x"
     rows = [
         PricePerformance(
             name=f"{report.run.placement} {code_span(report.run.run_id)}",
-            hosts=_hosts_text(report),
+            hosts=" + ".join(f"{group.count} x {code_span(group.instance_type)}" for group in report.run.groups),
             hourly_usd=_value(report.cost.hourly),
             step_time_s=_value(report.headline.step_time_mean if report.headline else None),
             samples_per_s=_value(report.headline.samples_per_s if report.headline else None),
@@ -87,7 +89,7 @@ def render_comparison(comparison: Comparison) -> str:
             basis=report.run.basis,
         )
         for report, speedup, saving in zip(
-            reports, (NOT_KNOWN, _times(comparison)), (NOT_KNOWN, saving_text(comparison)), strict=True
+            reports, (NOT_KNOWN, speedup_of_second), (NOT_KNOWN, saving_text(comparison)), strict=True
         )
     ]
     sections = ["# Price and performance", _answer(comparison), price_performance_table(rows)]
@@ -163,12 +165,8 @@ def price_performance_table(rows: Sequence[PricePerformance]) -> str:
     return markdown_table(shown, rows_shown, right=numbers_of(shown))
 
 
-def _times(comparison: Comparison) -> str:
-    return f"{speedup_text(comparison)}x" if comparison.speedup is not None else NOT_KNOWN
-
-
 def _plan_text(report: Report, expected: Expectation) -> str:
-    """Return a comparison of the planned and the measured step time."""
+    """Return sentences that compare step time and cost of the plan with those of the run."""
     interval = f"{seconds_text(expected.step_time_low_s)} to {seconds_text(expected.step_time_high_s)}"
     text = f"The plan expected a step time of {seconds_text(expected.step_time_s)} ({interval})"
     times_s = report.headline.step_time_range_s if report.headline else None
@@ -212,7 +210,8 @@ def _facts_table(report: Report) -> str:
         *(
             (
                 f"{group.role} group",
-                f"{code_span(group.name)}: {group.count} x {code_span(group.instance_type)}{_spot_text(group)}",
+                f"{code_span(group.name)}: {group.count} x {code_span(group.instance_type)}"
+                + ("" if group.spot_usd is None else f", spot at USD {group.spot_usd:g} per hour"),
             )
             for group in run.groups
         ),
@@ -225,10 +224,6 @@ def _facts_table(report: Report) -> str:
         needed = report.verdict.vcpus_needed
         rows.append(("vCPUs that would suffice", f"{needed.value:.0f} ({needed.basis})"))
     return markdown_table(("", ""), rows)
-
-
-def _spot_text(group: GroupFacts) -> str:
-    return "" if group.spot_usd is None else f", spot at USD {group.spot_usd:g} per hour"
 
 
 def _joined_text(run: RunFacts) -> str:
@@ -244,8 +239,8 @@ def _steps_table(headline: Headline) -> str:
         ("data wait", headline.data_wait_mean, headline.data_wait_p50, headline.data_wait_p95),
     ]
     cells = [
-        (name, *(seconds_text(_value(figure)) for figure in figures), figures[0].basis if figures[0] else "")
-        for name, *figures in rows
+        (name, *(seconds_text(_value(figure)) for figure in (mean, p50, p95)), mean.basis if mean else "")
+        for name, mean, p50, p95 in rows
     ]
     if headline.utilisation is not None:
         utilisation = headline.utilisation
@@ -270,7 +265,13 @@ def _steps_table(headline: Headline) -> str:
 
 def _rank_section(report: Report) -> Iterator[str]:
     """Yield the section with one row for each loader of each rank. Nothing for a single row."""
-    entries = [(rank, *pair) for rank in report.run.ranks for pair in rank.labelled if pair[1].num_steps_measured]
+    entries = [
+        (rank, label, summary)
+        for rank in report.run.ranks
+        for label, summary in rank.labelled
+        if summary.num_steps_measured
+    ]
+    # A single row would repeat the table of steps.
     if len(entries) < 2:
         return
     rows = [
@@ -300,25 +301,25 @@ def _rank_section(report: Report) -> Iterator[str]:
 
 def _traffic_section(report: Report) -> Iterator[str]:
     """Yield a section with the bytes that compression saved each loader, summed over all ranks."""
-    totals: dict[tuple[str, str], tuple[int, int]] = {}
+    batch_bytes: Counter[tuple[str, str]] = Counter()
+    saved_bytes: Counter[tuple[str, str]] = Counter()
     for summary in [summary for rank in report.run.ranks for summary in rank.loaders]:
         if summary.compression is not None and summary.batch_bytes:
-            key = summary.name, summary.compression
-            nbytes, saved_bytes = totals.get(key, (0, 0))
-            totals[key] = nbytes + summary.batch_bytes, saved_bytes + summary.saved_bytes
-    if not totals:
+            batch_bytes[summary.name, summary.compression] += summary.batch_bytes
+            saved_bytes[summary.name, summary.compression] += summary.saved_bytes
+    if not batch_bytes:
         return
     lines = [
-        f"- Loader {code_span(name)}: {bytes_text(nbytes)} of batches came as "
-        f"{bytes_text(max(0, nbytes - saved_bytes))} with {code_span(compression)}"
-        for (name, compression), (nbytes, saved_bytes) in totals.items()
+        f"- Loader {code_span(name)}: {bytes_text(total)} of batches came as "
+        f"{bytes_text(max(0, total - saved_bytes[name, compression]))} with {code_span(compression)}"
+        for (name, compression), total in batch_bytes.items()
     ]
     yield "## Compression"
     yield "\n".join(lines[:MAX_ROWS]) + _more(len(lines))
 
 
 def _metric_section(report: Report) -> Iterator[str]:
-    """Yield a section with the last value of each metric that the script logged."""
+    """Yield a section with one row for each metric of each rank: its number of values, and some of them."""
     series: dict[tuple[int, str], list[LoggedMetric]] = {}
     for value in report.run.metrics:
         series.setdefault((value.rank, value.name), []).append(value)
@@ -373,24 +374,26 @@ def _skip_section(report: Report) -> Iterator[str]:
 def _cost_text(report: Report) -> str:
     """Return the costs of a run, or why it has none, and the prices."""
     cost = report.cost
+    figures = [("All hosts, per hour", cost.hourly)]
     objection = cost_objection(report.run)
-    figures = [
-        ("Per 1,000 steps", cost.per_1k_steps),
-        ("Per million samples", cost.per_million_samples),
-        ("This run, start-up included", cost.run),
-    ]
+    # A report of an earlier version may have costs although there is an objection. Do not show them.
+    if not objection:
+        figures = [
+            ("Per 1,000 steps", cost.per_1k_steps),
+            ("Per million samples", cost.per_million_samples),
+            ("This run, start-up included", cost.run),
+            *figures,
+        ]
     lines = [objection] if objection else []
-    lines += [
-        f"{title}: {_usd(figure.value)} USD ({figure.basis})"
-        for title, figure in (*([] if objection else figures), ("All hosts, per hour", cost.hourly))
-        if figure is not None
-    ]
+    lines += [f"{title}: {_usd(figure.value)} USD ({figure.basis})" for title, figure in figures if figure is not None]
     lines += cost.missing
     prices = _prices_text([cost])
     return "\n\n".join([_list(lines), prices] if prices else [_list(lines)])
 
 
 def _prices_text(costs: Sequence[Cost]) -> str:
+    """Return one paragraph for each origin of list prices, or an empty text without prices."""
+    # The inner keys are texts of prices in order. A dictionary drops the second one of two equal texts.
     by_origin: dict[str, dict[str, None]] = {}
     for price in dict.fromkeys(price for cost in costs for price in cost.prices):
         origin = ", ".join(code_span(part) for part in (price.region, price.as_of, price.source) if part)
@@ -447,7 +450,7 @@ def _host_section(run: RunFacts) -> Iterator[str]:
 
 
 def _answer(comparison: Comparison) -> str:
-    """Return which run is faster and cheaper, or why this cannot be said."""
+    """Return which run is faster and cheaper, or the reasons why this cannot be said."""
     if not comparison.objections:
         return answer_text(comparison)
     answer = "Which run is faster and which is cheaper cannot be said:"
@@ -462,14 +465,10 @@ def _answer(comparison: Comparison) -> str:
     return "\n\n".join(sections)
 
 
-def _hosts_text(report: Report) -> str:
-    return " + ".join(f"{group.count} x {code_span(group.instance_type)}" for group in report.run.groups)
-
-
 def _known_columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
-    """Return a table without the columns whose values are all unknown."""
-    kept = [i for i in range(len(header)) if any(row[i] != NOT_KNOWN for row in rows)]
-    return [header[i] for i in kept], [[row[i] for i in kept] for row in rows]
+    """Return header and rows of a table without the columns whose values are all unknown."""
+    known = [i for i in range(len(header)) if any(row[i] != NOT_KNOWN for row in rows)]
+    return [header[i] for i in known], [[row[i] for i in known] for row in rows]
 
 
 def numbers_of(header: Sequence[str]) -> list[int]:
@@ -483,9 +482,10 @@ def _list(lines: Sequence[str]) -> str:
 
 def _simulated(first: Sequence[str], second: Sequence[str]) -> str:
     """Return what two runs emulated, as a list that names the run of each entry."""
-    which = {(True, True): "Both runs", (True, False): "First run", (False, True): "Second run"}
+    # The keys say whether the first run and the second run have the entry.
+    names = {(True, True): "Both runs", (True, False): "First run", (False, True): "Second run"}
     lines = dict.fromkeys((*first, *second))
-    return "\n".join(f"- {which[line in first, line in second]}: {markdown_text(line)}" for line in lines)
+    return "\n".join(f"- {names[line in first, line in second]}: {markdown_text(line)}" for line in lines)
 
 
 def _more(num_entries: int) -> str:

@@ -99,12 +99,12 @@ class RankFacts:
     @property
     def labelled(self) -> list[tuple[str, StepSummary]]:
         """Loaders with steps, each with its label: the name, or ``photos (2)`` for the second of the same name."""
-        seen: Counter[str] = Counter()
+        num_of_name: Counter[str] = Counter()
         found = []
         for summary in self.loaders:
             if summary.num_steps:
-                seen[summary.name] += 1
-                number = seen[summary.name]
+                num_of_name[summary.name] += 1
+                number = num_of_name[summary.name]
                 found.append((summary.name if number == 1 else f"{summary.name} ({number})", summary))
         return found
 
@@ -174,9 +174,10 @@ class RunFacts:
 
     @property
     def host_roles(self) -> dict[str, str]:
-        """Role of each host with a known one. Hosts without ranks are data hosts if all trainer hosts have ranks."""
+        """Role of each host whose role is known, by the host's name."""
         trainers = {rank.host for rank in self.ranks}
         num_trainers = sum(group.count for group in self.groups if group.role == "trainer")
+        # If a trainer host lacks ranks, a host without ranks may be that trainer host or a data host.
         others = {usage.host for usage in self.hosts} - trainers if len(trainers) >= num_trainers else set()
         return {**dict.fromkeys(trainers, "trainer"), **dict.fromkeys(others, "data")}
 
@@ -225,7 +226,7 @@ class Headline:
 
     @property
     def step_time_range_s(self) -> tuple[float, float] | None:
-        """Bounds of the mean step time without real work that shows. Both are the measured time if nothing showed."""
+        """Lower and upper bound of the mean step time without other work. Equal if there was no other work."""
         if self.step_time_mean is None:
             return None
         high_s = self.step_time_mean.value

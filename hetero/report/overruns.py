@@ -1,9 +1,9 @@
-"""Bounds of a run's step time if real work took longer than the emulation allows, or others had the CPUs. Pure.
+"""Bounds of a run's step time if real work took longer than the emulated time, or other programs used the CPUs. Pure.
 
-An emulated step takes its stated time, and an emulated vCPU takes its stated time per sample. The real work runs within
-these times. If the real work takes longer, it makes the run slower, never faster. So the measured step time is an upper
-bound, and what is known of the excess gives a lower bound. The same holds for a run without emulation beside other
-programs.
+An emulated step takes its stated time, and an emulated vCPU takes its stated time per sample. The real work of this
+machine runs within these times. If it takes longer, it makes steps longer, never shorter. So the measured step time is
+an upper bound. The measured time minus the time that the real work took in excess is a lower bound. A run without
+emulation has such bounds too, if other programs used its CPUs.
 """
 
 from __future__ import annotations
@@ -59,10 +59,9 @@ def least_step_time_s(ranks: Collection[StepSummary], events: Mapping[str, int])
 
 
 def lost_share(run: RunFacts) -> float:
-    """Return the share of a run's time that others on its machines may have taken. 0 if it is too small to matter.
-
-    Emulated times do not depend on the CPUs unless they are exceeded, and `least_step_time_s` is about that.
-    """
+    """Return the share of a run's time that other programs may have taken. 0 if the share is too small to matter."""
+    # If steps and samples are both emulated, times depend on the CPUs only where real work exceeds them, and
+    # `least_step_time_s` knows by how much.
     if all(run.options.get(name, "None") != "None" for name in EMULATION_FLAGS):
         return 0.0
     share = lost_cpu_share(run.hosts)
@@ -70,7 +69,10 @@ def lost_share(run: RunFacts) -> float:
 
 
 def excess_share(report: Report) -> float:
-    """Return the excess of a run's times, see `hetero.metrics.excess`."""
+    """Return the excess of a run's times, see `hetero.metrics.excess`.
+
+    It is 1 - lower bound / upper bound of the step time, or without a measured step what other programs may have taken.
+    """
     times_s = None if report.headline is None else report.headline.step_time_range_s
     if times_s is None or times_s[1] <= 0:
         return lost_share(report.run)
@@ -78,6 +80,7 @@ def excess_share(report: Report) -> float:
 
 
 def _least_total_s(summary: StepSummary, late_s: float) -> float:
+    """Return a lower bound of the time of a rank's measured steps, see `least_step_time_s`."""
     compute_s = summary.compute_total_s
     if summary.step_wait_s is not None:
         compute_s = min(compute_s, summary.step_wait_s * summary.num_steps_measured)
@@ -93,6 +96,7 @@ def upper_bounds_note(reports: Mapping[str, Report]) -> str:
     found = []
     for name, report in reports.items():
         times_s = None if report.headline is None else report.headline.step_time_range_s
+        # Bounds whose texts are equal would only confuse the reader.
         if times_s is not None and seconds_text(times_s[0]) != seconds_text(times_s[1]):
             found.append(
                 f"{name} (a step took {seconds_text(times_s[1])}, without it {seconds_text(times_s[0])} or more)"

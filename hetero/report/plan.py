@@ -1,6 +1,7 @@
-"""A plan as its file ``plan.json`` holds it (`Plan`), and its reader.
+"""The content of the file ``plan.json`` (`Plan`), and the reader of the file.
 
-``hetero plan`` makes plans. In its report, a job with ``--plan`` compares its step time with the step time of the plan.
+``hetero plan`` makes plans. The report of a job that runs with ``--plan`` compares the measured step time with that of
+the plan.
 """
 
 from __future__ import annotations
@@ -47,7 +48,6 @@ REASONS = (
     "not registered",
 )
 """Why a plan is as it is. The first reason is for plans with data hosts, the other reasons are for plans without."""
-# Fewer bytes per batch belong to a step with data hosts, because other batches do not travel.
 STEPS_OF_SPENDING = (
     "as it is",
     "free CPUs",
@@ -56,6 +56,10 @@ STEPS_OF_SPENDING = (
     "two types",
     "spot data hosts",
 )
+"""What a cluster has in addition to the trainer hosts of the profile, from the cheapest to the most expensive.
+
+A form of the batches with fewer bytes is no separate step, because only batches from data hosts travel.
+"""
 AS_IS = "as is"
 UINT8 = "uint8"
 FORMS = (AS_IS, UINT8, "lz4", "zstd")
@@ -164,8 +168,9 @@ class Plan:
     ) -> PlannedCluster | None:
         """Return the prediction for a job's groups, or None if the plan lacks the cluster.
 
-        Names of groups and spot prices do not matter. In a job without data hosts the script decides how many processes
-        preprocess, so their number does not matter there.
+        Clusters are equal if they have the same number of hosts of each role and instance type, the same number of
+        endpoints per trainer host, and the same compression. The number of endpoints does not matter in a job without
+        data hosts.
 
         Args:
             groups: The job's groups.
@@ -175,10 +180,11 @@ class Plan:
         """
         wanted = _sizes(groups)
         forms = (AS_IS, UINT8) if compression is None else (compression,)
-        is_any = local_endpoints is None or not any(role == "data" for role, _ in wanted)
+        # In a job without data hosts the script decides how many processes preprocess.
+        ignores_endpoints = local_endpoints is None or not any(role == "data" for role, _ in wanted)
         for cluster in (self.chosen, *self.alternatives):
-            is_alike = is_any or cluster.local_endpoints == local_endpoints
-            if is_alike and _sizes(cluster.groups) == wanted and cluster.form in forms:
+            has_endpoints = ignores_endpoints or cluster.local_endpoints == local_endpoints
+            if has_endpoints and _sizes(cluster.groups) == wanted and cluster.form in forms:
                 return cluster
         return None
 

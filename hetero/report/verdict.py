@@ -26,8 +26,8 @@ def answer_text(comparison: Comparison) -> str:
 def verdict_text(comparison: Comparison) -> str:
     """Return whether the second run is worth it, for a comparison with a saving.
 
-    The text completes "The second run is". If the bounds contain both answers, it is a sentence that names the figure
-    that is not known well enough, and the options that would decide.
+    The text completes "The second run is". If the run may be cheaper or dearer, the text is a whole sentence instead.
+    The sentence names the step time that is not known well enough, and what to run to know it.
     """
     saving = comparison.saving
     assert saving is not None, "there is no verdict without a saving"
@@ -68,9 +68,16 @@ def saving_text(comparison: Comparison) -> str:
 
 
 def bound_text(low: str, high: str, is_worth_it: bool | None) -> str:
-    """Return the bound that the verdict stands on: the lower one of a run that is worth it, the upper one of another.
+    """Return the bound of a figure that proves the verdict.
 
-    The other bound is left out, because a short run may miss it by its first steps. Equal bounds are one exact figure.
+    A run is worth it if even its lower bound is good enough. A run is not worth it if even its upper bound is not. The
+    other bound is left out, because a short run may miss it by its first steps. If there is no verdict, the text has
+    both bounds. Equal bounds are one exact figure.
+
+    Args:
+        low: Text of the lower bound.
+        high: Text of the upper bound.
+        is_worth_it: See `Comparison.is_worth_it`.
     """
     if low == high:
         return low
@@ -85,11 +92,11 @@ def _percent(fraction: float) -> str:
 
 
 def _obstacle(comparison: Comparison) -> str:
-    """Return a sentence about the run whose step time is known least."""
+    """Return a sentence about the run whose bounds of the step time differ most."""
     headlines = {"first": comparison.baseline.headline, "second": comparison.candidate.headline}
-    ranges = {which: line.step_time_range_s for which, line in headlines.items() if line is not None}
-    known = {which: times_s for which, times_s in ranges.items() if times_s is not None}
-    which, (low_s, high_s) = max(known.items(), key=lambda item: item[1][1] / item[1][0])
+    ranges_s = {which: headline.step_time_range_s for which, headline in headlines.items() if headline is not None}
+    known_s = {which: range_s for which, range_s in ranges_s.items() if range_s is not None}
+    which, (low_s, high_s) = max(known_s.items(), key=lambda item: item[1][1] / item[1][0])
     return (
         f"a step of the {which} run took {seconds_text(high_s)} with the other work of this machine, and would take "
         f"{seconds_text(low_s)} or more without it."
@@ -97,6 +104,7 @@ def _obstacle(comparison: Comparison) -> str:
 
 
 def _to_decide(comparison: Comparison) -> str:
+    """Return a sentence with what to run if the step times are not known well enough for a verdict."""
     if any(lost_share(report.run) for report in (comparison.baseline, comparison.candidate)):
         return "To decide, run both again on machines that do nothing else."
     return f"To decide, run both again with longer emulated times: {' and '.join(EMULATION_FLAGS.values())}."

@@ -51,7 +51,7 @@ def check_script(
         # The environment of a rank that is alone, for scripts that make a process group.
         environment = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
         environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "PYTHONUNBUFFERED": "1"}
-        begin_s = time.monotonic()
+        started_s = time.monotonic()
         with log.open("wb") as file:
             process = subprocess.Popen(
                 [sys.executable, "-m", "hetero.script_check.run", *words],
@@ -59,7 +59,7 @@ def check_script(
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                # killpg then ends the endpoints and all that the script has started.
+                # In a new session, killpg ends the endpoints and all processes that the script has started, too.
                 start_new_session=True,
             )
             try:
@@ -70,11 +70,13 @@ def check_script(
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         text = log.read_text(errors="replace")
+        # The process writes the number of batches only when the check ends.
         found = json.loads(output.read_text()) if output.exists() else {"findings": [], "num_batches": None}
     findings = [Finding(**each) for each in found["findings"]]
     if not findings and not found["num_batches"]:
-        what = f"the script took no batch within {time.monotonic() - begin_s:.0f} s, so nothing was compared"
+        what = f"the script took no batch within {time.monotonic() - started_s:.0f} s, so nothing was compared"
         to_do = "Pass --seconds, or arguments with which the training begins sooner."
+        # Popen has a negative status if a signal ended the process.
         if found["num_batches"] is None and process.returncode < 0:
             what = f"the script's process ended by {signal.Signals(-process.returncode).name}"
             to_do = "Run it with python to see why."

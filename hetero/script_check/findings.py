@@ -47,6 +47,6 @@ def findings_json(findings: Sequence[Finding]) -> str:
 
 
 def _short(file: str) -> str:
-    """Return a path relative to the current folder if it is below that."""
+    """Return a path relative to the current folder if the file is in that folder."""
     path = Path(file)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file

@@ -1,7 +1,7 @@
 """Runs a script as the rank of a job with data hosts, and records what would go wrong there.
 
-`hetero.script_check.check` runs it as ``python -m hetero.script_check.run OUTPUT SECONDS SCRIPT ARGUMENTS...``.
-SCRIPT may be ``-m MODULE``.
+`hetero.script_check.check` starts this module as ``python -m hetero.script_check.run OUTPUT SECONDS SCRIPT
+ARGUMENTS...``. ``-m MODULE`` may replace SCRIPT.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from hetero.script_check.source import (
 from hetero.system.scripts import find_script
 
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)|line (\d+) of (\S+)|in (\S+\.py):(\d+)')
+"""The three forms in which tracebacks and messages of hetero name a file and a line."""
 _SAMPLER = re.compile(r"sampler (\w+) ")
 _CHANGED = re.compile(r"(?:global )?(\S+) has another value on ")
 _PURE = (
@@ -70,21 +71,27 @@ class _Found:
         write_text(self._output, json.dumps({"findings": findings, "num_batches": num_batches}))
 
     def at(self, text: str, frames: Sequence[traceback.FrameSummary]) -> Iterator[tuple[str, int]]:
-        """Yield the places in the user's files that a text names, the last one first, and then the places of frames."""
+        """Yield file and line of places in the user's files: those that a text names, then those of stack frames.
+
+        The last place of each comes first, because it is nearest to the cause. There is at least one place.
+        """
         for found in reversed(list(_PLACE.finditer(text))):
+            # Each form has its own groups. Those of the other forms are None.
             file, line = found[1] or found[4] or found[5], found[2] or found[3] or found[6]
+            # A message may name a file relative to the script's folder.
             path = file if os.path.isabs(file) else os.path.join(self.folder, file)  # noqa: PTH117, PTH118
             if is_user_file(path, self.folder):
                 yield os.path.realpath(path), int(line)
         for frame in reversed(frames):
             if is_user_file(frame.filename, self.folder) and frame.lineno:
                 yield os.path.realpath(frame.filename), frame.lineno
+        # Without any place, the finding is about the script as a whole.
         yield self.script, 1
 
     def add_error(self, error: BaseException) -> None:
         """Record an exception that ended the script or its import."""
         frames = traceback.extract_tb(error.__traceback__)
-        # An exception of the script's own. Its last frame in the user's files is the place.
+        # The place of an exception of the script is its last frame in the user's files.
         if not isinstance(error, HeteroError):
             line = traceback.format_exception_only(type(error), error)[-1].strip()
             self.add(
@@ -95,10 +102,11 @@ class _Found:
                 )
             )
             return
-        # An error of hetero. The place is the line of the script that causes it, if the source shows it.
+        # The place of an error of hetero is the line of the script that causes it, if the source shows that line.
         first, _, rest = str(error).partition("\n")
-        trace = getattr(getattr(error, "record", None), "traceback", "")
-        stage = getattr(getattr(error, "record", None), "stage", "")
+        # Only a failure of the user's code on an endpoint has a record with a traceback and a stage.
+        record = getattr(error, "record", None)
+        trace, stage = getattr(record, "traceback", ""), getattr(record, "stage", "")
         place: tuple[str, int] | None = None
         if stage == "purity" or (isinstance(error, DatasetMismatchError) and "different batches" in first):
             causes = impure_lines(self.folder)
@@ -131,6 +139,7 @@ class _Warnings(logging.Handler):
         if record.name.startswith(_OF_ERRORS):
             return
         text = record.getMessage()
+        # The first sentence of a warning says what was found, and the others what to do.
         first, _, rest = text.partition(". ")
         place: tuple[str, int] | None = None
         if sampler := _SAMPLER.match(text):
@@ -141,7 +150,13 @@ class _Warnings(logging.Handler):
 
 
 def main(output: str, seconds: str, *words: str) -> int:
-    """Check a script. Return 0, whatever was found."""
+    """Check a script and write the findings to a file. Return 0, whatever was found.
+
+    Args:
+        output: The file.
+        seconds: Longest time that the script may run.
+        words: Path of the script and its arguments, or -m, the name of a module and its arguments.
+    """
     is_module = words[0] == "-m"
     script, *arguments = words[1:] if is_module else words
     path = find_script(script, is_module=is_module)
@@ -164,6 +179,7 @@ def main(output: str, seconds: str, *words: str) -> int:
             found.write(0)
             return 0
         sessions.use(session)
+        # The script may run for hours, so another thread ends the check.
         timer = threading.Timer(float(seconds), _end, (found, session))
         timer.daemon = True
         timer.start()

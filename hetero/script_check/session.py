@@ -1,4 +1,4 @@
-"""The session of a script that is checked: endpoints of this process instead of a launcher and its data hosts."""
+"""The session of a script that is checked: this process starts the endpoints, and there is no launcher."""
 
 from __future__ import annotations
 
@@ -93,9 +93,10 @@ class CheckSession(RankSession):
             PoolOptions(endpoint=endpoint, token_path=token_path, in_own_session=False), self.directory.replace, on_line
         )
         here = Path.cwd()
-        # The module is found in the current folder.
+        # Endpoints run in another folder, and a module is found in this one.
         if is_module:
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(here), os.environ.get("PYTHONPATH", ""))))
+        # An endpoint runs in the folder where it is started.
         os.chdir(folder)
         try:
             self._pool.start()
@@ -125,7 +126,7 @@ class CheckSession(RankSession):
 
     @property
     def may_have_shortened(self) -> bool:
-        """Whether a pass may have ended that is longer without the check."""
+        """Whether a pass may have ended early because of the check."""
         return self.num_batches >= _PASS_BATCHES
 
     def set_profile(self, profile: Callable[[bool], bytes]) -> None:

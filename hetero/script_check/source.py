@@ -1,4 +1,4 @@
-"""Search of the script's source for lines that make samples differ between processes."""
+"""Searches the script's source for lines that make samples differ between processes."""
 
 from __future__ import annotations
 
@@ -48,17 +48,27 @@ def static_findings(folder: str) -> list[Finding]:
 
 
 def impure_lines(folder: str) -> list[tuple[tuple[str, int], str]]:
-    """Return file and line, and the reason, of code that may make a sample differ when it is computed again."""
+    """Return lines of the data sets' code that may make a sample differ when it is computed again.
+
+    Args:
+        folder: Folder of the script.
+
+    Returns:
+        For each line: its file and number, and the expression that is a possible cause.
+    """
     used = _used()
-    calls = [(file, node) for file, node in _calls(used, folder) if _is_impure(node)]
-    found = [((file, node.lineno), f"{_name(node)}()") for file, node in calls if not node.args]
+    impure_names = _OWN_GENERATORS | _OUTSIDE
+    calls = [(file, call) for file, call in _calls(used, folder) if _name(call).rpartition(".")[2] in impure_names]
+    found = [((file, call.lineno), f"{_name(call)}()") for file, call in calls if not call.args]
+    # A method that changes an attribute of the data set makes the next sample depend on this one.
     for file, function in _functions(used, folder):
         if function.name not in ("__init__", "on_seed"):
             for names, line in changes(function):
                 if len(names) > 1 and not is_global(names[0], function):
                     found.append(((file, line), f"self.{names[1]}, which {function.name}() changes"))
-    # A generator with a seed is only a cause if it lives longer than a sample.
-    found = found or [((file, node.lineno), f"{_name(node)}()") for file, node in calls]
+    # A generator with a seed is only a cause if it lives longer than a sample. So it counts only if nothing else is
+    # found.
+    found = found or [((file, call.lineno), f"{_name(call)}()") for file, call in calls]
     return list(dict.fromkeys(found))
 
 
@@ -81,9 +91,10 @@ def change_line(label: str, folder: str) -> tuple[str, int] | None:
     name = label.rpartition(".")[2]
     for file in _user_files(folder):
         for block in _blocks_of_main(syntax_tree(file)):
+            # `names` are the parts of the changed expression: ("config", "size") for config.size = 3.
             for names, line in changes(block):
-                is_outside = not isinstance(block, ast.FunctionDef) or is_global(names[0], block)
-                if name in names[1:] or (name == names[0] and is_outside):
+                is_global_name = not isinstance(block, ast.FunctionDef) or is_global(names[0], block)
+                if name in names[1:] or (name == names[0] and is_global_name):
                     return file, line
     return None
 
@@ -98,7 +109,12 @@ def call_line(name: str, folder: str) -> tuple[str, int] | None:
 
 
 def nested_factory(script: str, folder: str) -> tuple[str, int] | None:
-    """Return file and line of a factory that is registered inside of a function."""
+    """Return file and line of a decorator ``@hetero.dataset`` inside of a function, or None.
+
+    Args:
+        script: Path of the script.
+        folder: Folder of the script.
+    """
     for file in (script, *_user_files(folder)):
         for outer in (node for node in ast.walk(syntax_tree(file)) if isinstance(node, ast.FunctionDef)):
             for node in ast.walk(outer):
@@ -117,7 +133,7 @@ def is_user_file(file: str, folder: str) -> bool:
 
 
 def _used() -> Reach:
-    """Return the code of all registered data sets, and of the script's samplers."""
+    """Return the functions and names that the registered data sets and the script's samplers use."""
     roots: list[Any] = [get_factory(name) for name in registered()]
     torch_data = imported("torch.utils.data")
     if torch_data is not None:
@@ -141,18 +157,15 @@ def _calls(used: Reach, folder: str) -> Iterator[tuple[str, ast.Call]]:
 
 
 def _name(call: ast.Call) -> str:
+    """Return the called function as it is written, for example ``np.random.default_rng``."""
     return ast.unparse(call.func)
-
-
-def _is_impure(call: ast.Call) -> bool:
-    last = _name(call).rpartition(".")[2]
-    return last in _OWN_GENERATORS or last in _OUTSIDE
 
 
 def _unseeded_generators(used: Reach, folder: str) -> Iterator[Finding]:
     """Yield the calls in the code of the data sets that make a generator without a seed."""
     for file, call in _calls(used, folder):
         if _name(call).rpartition(".")[2] in _OWN_GENERATORS and not call.args and not call.keywords:
+            # Code that seeds a generator may seed this one.
             if _SETS_SEED & (used.names | {code.co_name for code in used.functions}):
                 continue
             yield Finding(
@@ -167,11 +180,11 @@ def _unseeded_generators(used: Reach, folder: str) -> Iterator[Finding]:
 def _environment(used: Reach, folder: str) -> Iterator[Finding]:
     """Yield variables of the environment that the script sets after its import and that the data sets' code reads."""
     functions = (function for _, function in _functions(used, folder))
-    read = {name for function in functions for name, _ in _variables(function, is_write=False)}
+    read_names = {name for function in functions for name, _ in _variables(function, is_write=False)}
     for file in _user_files(folder):
         for node in _blocks_of_main(syntax_tree(file)):
             for name, line in _variables(node, is_write=True):
-                if name in read:
+                if name in read_names:
                     yield Finding(
                         file,
                         line,
@@ -192,9 +205,11 @@ def _blocks_of_main(tree: ast.Module) -> Iterator[ast.AST]:
 def _variables(tree: ast.AST, *, is_write: bool) -> Iterator[tuple[str, int]]:
     """Yield names and lines of environment variables that code reads or sets by a constant name."""
     for node in ast.walk(tree):
+        # os.environ["NAME"]
         if isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("environ"):
             if isinstance(node.ctx, ast.Store) == is_write and isinstance(node.slice, ast.Constant):
                 yield str(node.slice.value), node.lineno
+        # os.environ.get("NAME"), os.getenv("NAME"), os.environ.setdefault("NAME", ...), os.putenv("NAME", ...)
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
             name = _name(node)
             writes = name.endswith(("environ.setdefault", "putenv"))

@@ -99,6 +99,7 @@ class Launchers:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """End all processes of the hosts, and write the lines that they have still printed."""
         self._kill()
         # A killed launcher may leave processes behind.
         end_descendants()
@@ -112,11 +113,11 @@ class Launchers:
         """Start the launcher of one host."""
         self._logs[host.name] = (host.root / "log.txt").open("w", encoding="utf-8", buffering=1)
         # Do not pass on variables that set options. This process has read them, and launchers get options as flags.
-        read = {f"HETERO_{field.name.upper()}" for field in dataclasses.fields(LaunchOptions)}
+        option_names = {f"HETERO_{field.name.upper()}" for field in dataclasses.fields(LaunchOptions)}
         inherited = {
             name: value
             for name, value in os.environ.items()
-            if name not in read and not name.startswith(TOKEN_FILE_VARIABLE) and not describes_a_job(name)
+            if name not in option_names and not name.startswith(TOKEN_FILE_VARIABLE) and not describes_a_job(name)
         }
         self._commands[host.name] = command
         self._processes[host.name] = self._relay.start(
@@ -125,8 +126,9 @@ class Launchers:
 
     def wait(self) -> int:
         """Wait until every launcher has ended, and return the job's exit code."""
-        handled_signals = 0
-        kill_s = math.inf
+        num_handled = 0
+        # Monotonic time when launchers that still run are killed.
+        kill_at_s = math.inf
         # Stop the wait after a kill. A killed launcher that still runs waits for a device, and a simulation once waited
         # for it for ever.
         while self._running() and not self._killed:
@@ -134,12 +136,13 @@ class Launchers:
             time.sleep(POLL_S)
             reap_adopted()
             self._status.draw()
-            if self._signals > handled_signals:
-                handled_signals = self._signals
+            # A handler of signals only counts them, so they are handled here.
+            if self._signals > num_handled:
+                num_handled = self._signals
                 self._hand_on_signal()
                 if self._kill_after_s is not None:
-                    kill_s = min(kill_s, time.monotonic() + self._kill_after_s)
-            if time.monotonic() >= kill_s and (running := self._running()):
+                    kill_at_s = min(kill_at_s, time.monotonic() + self._kill_after_s)
+            if time.monotonic() >= kill_at_s and (running := self._running()):
                 logger.warning("%.0f s after the request to stop: killing %s", self._kill_after_s, ", ".join(running))
                 self._kill()
         # The relay ends before the cause is logged, because the cause must be the last line.
@@ -171,6 +174,7 @@ class Launchers:
 
     def _kill(self) -> None:
         """Kill the launchers that run, and log launchers that do not end. The children of a launcher die with it."""
+        # A launcher that SIGKILL did not end waits for a device. Do not wait for it a second time.
         running = [] if self._killed else self._running()
         for name in running:
             self._killed.add(name)
@@ -205,10 +209,11 @@ class Launchers:
         causes = [_failure_line(host) for host, status in statuses if status != 0 and host.role is Role.TRAINER]
         if cause := next(filter(None, causes), ""):
             logger.error("the job failed: %s", cause)
-        bad = [status for host, status in statuses if status != 0 and host.role is Role.TRAINER]
-        if bad and bad[0] == _ANY_FAILURE and cause.startswith("HET-") and (code := stated_code(cause)) is not None:
+        first_bad = next((status for host, status in statuses if status != 0 and host.role is Role.TRAINER), 0)
+        if first_bad == _ANY_FAILURE and cause.startswith("HET-") and (code := stated_code(cause)) is not None:
             return code
-        return 0 if not bad else bad[0] if bad[0] > 0 else 128 - bad[0]
+        # The status of a process that a signal ended is minus the number of the signal. A shell returns 128 + number.
+        return first_bad if first_bad >= 0 else 128 - first_bad
 
     def _write(self, name: str, line: str) -> None:
         """Write a line of a host's launcher to the log of that host, and show the line.
@@ -232,8 +237,8 @@ class Launchers:
             return
         self._status.clear()
         # A launcher starts each line with its group and host. Lines of other programs get that prefix here.
-        is_bare = self._commands[name].is_process_1 and not line.startswith("[")
-        logs.write_line(f"[{self._groups[name]} {name}] {line}" if is_bare else line)
+        lacks_prefix = self._commands[name].is_process_1 and not line.startswith("[")
+        logs.write_line(f"[{self._groups[name]} {name}] {line}" if lacks_prefix else line)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signals += 1
@@ -256,6 +261,7 @@ def _handles(pid: int, number: int) -> bool:
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     except OSError:
         return False
+    # The kernel writes the caught signals as the bits of a hexadecimal number. Bit 0 stands for signal 1.
     caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
     return bool(int(caught, 16) >> (number - 1) & 1)
 

@@ -1,7 +1,7 @@
 """Writes folders like the ``/opt/ml`` that SageMaker prepares on a host before it starts the container.
 
-A simulation writes one such tree for each host. A launcher reads its tree and a few environment variables
-to learn the job's hosts and which of them is its own.
+A simulation writes one such tree of folders for each host. A launcher reads the tree of its host and a few environment
+variables. They contain the hosts of the job, and the name of this host.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def write_opt_ml(
     for channel in channels:
         if channel.path is not None and channel.path.is_dir():
             (data / channel.name).symlink_to(channel.path.resolve())
-        # The platform puts a single object into the channel's folder.
+        # A channel may be a single object, which the platform puts into the channel's folder.
         elif channel.path is not None:
             (data / channel.name).mkdir()
             (data / channel.name / channel.path.name).symlink_to(channel.path.resolve())

@@ -93,7 +93,11 @@ def simulate(
         raise ConfigError(
             f"--vcpus {unused}={vcpus[unused]}: no group has that type; expected one of {', '.join(types)}"
         )
-    flags = {group.name: _flags(options, group, vcpus) for group in groups}
+    flags = to_flags(dataclasses.replace(options, output_dir=None, emulate_vcpus=None))
+    flags_of_group = {}
+    for group in groups:
+        num_vcpus = emulated_vcpus(options, group, vcpus)
+        flags_of_group[group.name] = flags if num_vcpus is None else [*flags, "--emulate-vcpus", str(num_vcpus)]
     label = script_label(options.script, is_module=options.module)
     job_id = f"{label}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
 
@@ -105,7 +109,7 @@ def simulate(
             hyperparameters={},
             channels=[InputChannel(name=name, path=path) for name, path in channels.items()],
         )
-        launch = [sys.executable, "-m", "hetero.cli", "launch", *flags[host.group]]
+        launch = [sys.executable, "-m", "hetero.cli", "launch", *flags_of_group[host.group]]
         return HostCommand(
             arguments=[*launch, options.script, "--", *options.script_args],
             environment={"HETERO_JOB_ID": job_id, **script_variables(host.base_dir, host.name, list(channels))},
@@ -149,7 +153,17 @@ def run_hosts(
         stack.enter_context(locked_folder(output_dir))
         lock, network = _lock_block(port)
         stack.callback(lock.close)
-        hosts = _make_hosts(cluster, network, output_dir)
+        # The block's first address is its lock, so the hosts begin at the second.
+        hosts = [
+            SimulatedHost(
+                name=host.name,
+                group=host.group,
+                role=host.role,
+                address=f"{network}.{index}",
+                root=output_dir / "hosts" / host.name,
+            )
+            for index, host in enumerate(cluster.hosts, 2)
+        ]
         if any(host.root.exists() for host in hosts):
             logger.info("replacing the hosts of an earlier run in %s; another --output-dir keeps them", output_dir)
         for host in hosts:
@@ -201,8 +215,8 @@ def _check(options: LaunchOptions, groups: Sequence[StatedGroup], channels: Mapp
     """
     find_script(options.script, is_module=options.module)
     if not groups:
-        is_late = any(text.partition("=")[0] == "--group" for text in options.script_args)
-        hint = f"the --group after {options.script} is an argument of the script; " if is_late else ""
+        is_after_script = any(text.partition("=")[0] == "--group" for text in options.script_args)
+        hint = f"the --group after {options.script} is an argument of the script; " if is_after_script else ""
         raise ConfigError(
             f"no group is given\n  {hint}to do: give for example --group dnn_group=ml.p3.2xlarge:1 before the script"
         )
@@ -255,14 +269,16 @@ def _lock_block(port: int) -> tuple[socket.socket, str]:
     Raises:
         PortError: If no block is free.
     """
-    for second in range(31, 255):
+    # A block is 127.N.0.0/24. Programs of the machine may use addresses with a small N, such as 127.0.0.1.
+    for number in range(31, 255):
         lock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
-            lock.bind((f"127.{second}.0.1", port))
+            lock.bind((f"127.{number}.0.1", port))
         except OSError:
+            # Another simulation has the block.
             lock.close()
             continue
-        return lock, f"127.{second}.0"
+        return lock, f"127.{number}.0"
     raise PortError("no free block of loopback addresses from 127.31.0.0 on; end other simulations first")
 
 
@@ -278,21 +294,6 @@ def _describe(groups: Sequence[StatedGroup], options: LaunchOptions) -> ClusterS
         "network_interface_name": "lo",
     }
     return parse_cluster(document, roles=options.roles, source="--group")
-
-
-def _make_hosts(cluster: ClusterSpec, network: str, output_dir: Path) -> list[SimulatedHost]:
-    """Return the simulated hosts, with addresses from the reserved block."""
-    return [
-        SimulatedHost(
-            name=host.name,
-            group=host.group,
-            role=host.role,
-            # The block's first address is its lock, see `_lock_block`.
-            address=f"{network}.{index + 2}",
-            root=output_dir / "hosts" / host.name,
-        )
-        for index, host in enumerate(cluster.hosts)
-    ]
 
 
 def _clear(path: Path, folder: Path) -> None:
@@ -313,13 +314,6 @@ def _clear(path: Path, folder: Path) -> None:
     path.mkdir(parents=True)
 
 
-def _flags(options: LaunchOptions, group: StatedGroup, vcpus: Mapping[str, int]) -> list[str]:
-    """Return the launcher's flags on the hosts of ``group``, with the number of vCPUs if they are emulated."""
-    flags = to_flags(dataclasses.replace(options, output_dir=None, emulate_vcpus=None))
-    count = emulated_vcpus(options, group, vcpus)
-    return flags if count is None else [*flags, "--emulate-vcpus", str(count)]
-
-
 def emulated_vcpus(options: LaunchOptions, group: StatedGroup, vcpus: Mapping[str, int]) -> int | None:
     """Return how many vCPUs are emulated on each host of a group, None if they are not emulated.
 
@@ -336,7 +330,7 @@ def emulated_vcpus(options: LaunchOptions, group: StatedGroup, vcpus: Mapping[st
     catalogue = options.catalogue()
     known = catalogue.find(group.instance_type)
     if options.emulate_sample_s is None:
-        # Only a warning: without emulation, the run does not need the number of vCPUs. Only its costs are missing.
+        # Without emulation, the run does not need the number of vCPUs, and only its costs are missing.
         if known is None:
             logger.warning("group %s: %s", group.name, catalogue.explain(group.instance_type))
         return None
@@ -355,7 +349,7 @@ def emulated_vcpus(options: LaunchOptions, group: StatedGroup, vcpus: Mapping[st
 def _collect(hosts: Sequence[SimulatedHost], output_dir: Path) -> None:
     """Copy the report or the profile from the folder of the host that wrote it to the top of the output folder."""
     for name in ("report.json", "report.md", PROFILE_FILE_NAME, TEXT_FILE_NAME):
-        # Remove the old file. Otherwise a profile run that failed would show the page of an earlier run.
+        # Remove the file of an earlier run. Otherwise a profile run that failed would show the page of that run.
         (output_dir / name).unlink(missing_ok=True)
         for host in hosts:
             source = folders_below(host.base_dir).output / host.name / name

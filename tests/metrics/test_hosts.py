@@ -144,7 +144,7 @@ def busy_child() -> Iterator[Callable[[], None]]:
 
 
 def test_sampler_of_a_tree_counts_descendants_that_ended(busy_child: Callable[[], None]) -> None:
-    sampler = HostSampler("algo-2", scope="tree", pid=os.getpid())
+    sampler = HostSampler("algo-2", scope="tree")
     sampler.sample()
     busy_child()
     sampler.sample()

@@ -36,7 +36,7 @@ def test_cost_of_published_rows_is_right_and_the_printed_figure_is_cents(
     cluster: dict[str, int], hourly_usd: float, step_time_s: float, printed: float, per_step_usd: float
 ) -> None:
     assert hourly(**cluster) == pytest.approx(hourly_usd, abs=1e-9)
-    per_step = cost.cost_per_step_usd(hourly_usd, step_time_s)
+    per_step = cost.job_cost_usd(hourly_usd, step_time_s)
     assert per_step == pytest.approx(per_step_usd, abs=5e-7)
     assert 100 * per_step == pytest.approx(printed, abs=6e-4)
     assert cost.cost_per_1k_steps_usd(hourly_usd, step_time_s) == pytest.approx(1000 * per_step_usd, abs=5e-4)
@@ -55,7 +55,7 @@ def test_published_pairs_give_saving_and_break_even(
     saved_percent: float,
     break_even: float,
 ) -> None:
-    saved = cost.saving(cost.cost_per_step_usd(*heterogeneous), cost.cost_per_step_usd(*homogeneous))
+    saved = cost.saving(cost.job_cost_usd(*heterogeneous), cost.job_cost_usd(*homogeneous))
     assert 100 * saved == pytest.approx(saved_percent, abs=0.05)
     needed = cost.break_even_speedup(heterogeneous[0], homogeneous[0])
     assert needed == pytest.approx(break_even, abs=5e-4)
@@ -66,7 +66,7 @@ def test_published_pairs_give_saving_and_break_even(
 def test_cheaper_exactly_when_speedup_exceeds_break_even() -> None:
     for factor, is_cheaper in ((0.999, True), (1.001, False)):
         step_s = 0.192 * 37.688 / 45.032 * factor
-        saved = cost.saving(cost.cost_per_step_usd(45.032, step_s), cost.cost_per_step_usd(37.688, 0.192))
+        saved = cost.saving(cost.job_cost_usd(45.032, step_s), cost.job_cost_usd(37.688, 0.192))
         assert (saved > 0) is is_cheaper
         assert (cost.speedup(step_s, 0.192) > cost.break_even_speedup(45.032, 37.688)) is is_cheaper
 
@@ -103,7 +103,7 @@ def test_cost_per_million_samples_follows_from_the_rate() -> None:
     "function",
     [
         cost.job_cost_usd,
-        cost.cost_per_step_usd,
+        cost.cost_per_1k_steps_usd,
         cost.cost_per_million_samples_usd,
         cost.saving,
         cost.speedup,

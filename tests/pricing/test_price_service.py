@@ -10,7 +10,6 @@ import pytest
 
 from hetero import cli
 from hetero.errors import ConfigError, ExitCode
-from hetero.pricing import price_service
 from hetero.pricing.price_service import fetch_prices, is_ours
 from tests.support.sagemaker.guards import hide_account
 
@@ -77,7 +76,7 @@ def test_service_that_never_ends_is_left(client: Any) -> None:
 def test_command_writes_the_file_that_other_commands_take(
     client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(price_service, "_client", lambda: client)
+    monkeypatch.setattr(boto3, "client", lambda *_, **__: client)
     path = tmp_path / "prices.json"
     with stub.Stubber(client) as stubber:
         stubber.add_response("get_products", {"PriceList": items()}, REQUEST)

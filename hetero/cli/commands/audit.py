@@ -30,5 +30,5 @@ def _run(namespace: argparse.Namespace) -> int:
     from hetero.audit import commands
 
     is_same, text = commands.audit_paths(namespace.a, namespace.b)
-    say(text.rstrip("\n") + "\n")
+    say(f"{text}\n")
     return int(not is_same)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
+import itertools
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -97,14 +99,10 @@ def add(commands: Subparsers) -> None:
     parser.add_argument("--fresh", action="store_true", help="forget the runs of an earlier start")
     parser.add_argument("--json", action="store_true", help="write JSON instead of text")
     config.add_launch_arguments(parser, makes_cluster=True)
-    parser.set_defaults(run=_run)
+    parser.set_defaults(run=functools.partial(run_interruptible, _run))
 
 
 def _run(namespace: argparse.Namespace) -> int:
-    return run_interruptible("study", lambda: _execute(namespace))
-
-
-def _execute(namespace: argparse.Namespace) -> int:
     """Run the canaries, and write the forecast. Return 1 if the time of a candidate has no forecast."""
     import logging
 
@@ -127,6 +125,9 @@ def _execute(namespace: argparse.Namespace) -> int:
     if unknown is not None:
         raise ConfigError(f"--accept {unknown!r:.60}: expected one of {', '.join(RULES)}")
     is_module = bool(namespace.module)
+    whole_samples = namespace.whole_samples
+    if whole_samples is not None:
+        whole_samples = whole_number("--whole-samples", whole_samples)
     request = CanaryRequest(
         script=namespace.script,
         script_path=find_script(namespace.script, is_module=is_module),
@@ -138,14 +139,14 @@ def _execute(namespace: argparse.Namespace) -> int:
         whole_channels=frozenset(namespace.whole),
         keep=tuple(namespace.keep),
         by_samples=namespace.samples,
-        whole_samples=None
-        if namespace.whole_samples is None
-        else whole_number("--whole-samples", namespace.whole_samples),
+        whole_samples=whole_samples,
         options=_launch_options(namespace),
         as_fast_as=frozenset(namespace.as_fast_as),
         seed=whole_number("--part-seed", namespace.part_seed, least=0),
     )
-    budget = Budget(hours=None if namespace.budget_hours is None else _hours(namespace.budget_hours))
+    hours = namespace.budget_hours
+    if hours is not None:
+        hours = number("--budget-hours", hours, "a number of hours above 0, for example 1.5")
     logs.setup_logging(group="canary", host="", role="", level=namespace.log_level or "info")
     logger = logging.getLogger(__name__)
     folder = Path(namespace.output_dir or Path("canaries") / script_label(namespace.script, is_module=is_module))
@@ -157,7 +158,7 @@ def _execute(namespace: argparse.Namespace) -> int:
         catalogue=catalogue,
         memory_gib=numbers("--memory", namespace.memory, "GIB", above=0, most=1e6),
         options=ForecastOptions(accept=tuple(namespace.accept)),
-        budget=budget,
+        budget=Budget(hours=hours),
         is_cold=namespace.cache == "cold",
         fresh=namespace.fresh,
         on_progress=lambda progress: logger.info("%s", progress_text(progress)),
@@ -175,20 +176,18 @@ def _clusters(namespace: argparse.Namespace) -> tuple[Cluster, ...]:
 
     if namespace.group and namespace.candidate:
         raise ConfigError("--group and --candidate are both given; expected one --candidate for each cluster")
-    found = [tuple(text.split(",")) for text in namespace.candidate] or [tuple(namespace.group)]
-    for groups in found:
-        for group in groups:
-            parse_group(group)
-    return tuple(Cluster(groups=groups) for groups in found if groups)
+    candidates = [tuple(text.split(",")) for text in namespace.candidate] or [tuple(namespace.group)]
+    # Reject a malformed group now, not in the first run.
+    for group in itertools.chain(*candidates):
+        parse_group(group)
+    # Without --group and --candidate, the only candidate has no groups. `run_canaries` reports this.
+    return tuple(Cluster(groups=groups) for groups in candidates if groups)
 
 
 def _launch_options(namespace: argparse.Namespace) -> dict[str, object]:
     """Return the options of the launchers of all runs: the stated ones, and defaults for short runs."""
+    # argparse has None or an empty list for an option that is not stated.
     names = {field.name for field in dataclasses.fields(config.LaunchOptions)} - set(_NOT_PASSED)
     stated = {name: value for name in sorted(names) if (value := getattr(namespace, name, None)) not in (None, [])}
     # Short runs need frequent readings, and few steps of warm-up.
     return {"usage_interval_s": "0.1", "warmup_steps": "3", "purity_checks": "0", **stated}
-
-
-def _hours(text: str) -> float:
-    return number("--budget-hours", text, "a number of hours above 0, for example 1.5")

@@ -34,7 +34,7 @@ def add(commands: Subparsers) -> None:
 
 
 def _run(namespace: argparse.Namespace) -> int:
-    """Make certificates for the named hosts and the hosts of the cluster file."""
+    """Make certificates for the hosts that the command line names, and for the hosts of the cluster file."""
     from hetero.cluster import read_host_names
     from hetero.wire.certificates import make_certificates
 

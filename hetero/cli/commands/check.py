@@ -56,6 +56,7 @@ def _run(namespace: argparse.Namespace) -> int:
         namespace.script, namespace.script_args, is_module=namespace.module, seconds=seconds
     )
     say((findings_json(findings) if namespace.json else findings_text(findings, num_batches)) + "\n")
+    # What the script has printed may show why it raised an exception.
     if any("the script raises" in finding.what for finding in findings):
         complain(f"the end of what the script has printed:\n{printed}\n")
     return int(bool(findings))

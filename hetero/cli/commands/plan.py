@@ -123,12 +123,13 @@ def _options(namespace: argparse.Namespace) -> PlanOptions:
     except ConfigError as error:
         if not isinstance(error.record, WrongOption):
             raise
+        # The record names a field of `PlanOptions`, and the user knows the option of the command line.
         flag = _FLAGS.get(error.record.name, error.record.name)
         raise ConfigError(dataclasses.replace(error.record, name=flag)) from None
 
 
 def _baseline(text: str | None) -> tuple[str, int | None]:
-    """Return type and number of hosts in ``TYPE:COUNT``."""
+    """Return type and number of hosts in ``TYPE:COUNT``. Without a text: an empty type, and None for the number."""
     if text is None:
         return "", None
     name, _, count = text.partition(":")

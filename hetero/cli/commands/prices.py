@@ -48,11 +48,8 @@ def _run(namespace: argparse.Namespace) -> int:
     from hetero import pricing
 
     catalogue = config.resolve_prices(namespace).catalogue()
-    if namespace.action == "list":
-        text = pricing.list_text(catalogue)
-    else:
-        text = pricing.show_text(catalogue, namespace.instance_type)
-    say(text.rstrip("\n") + "\n")
+    is_list = namespace.action == "list"
+    say(pricing.list_text(catalogue) if is_list else pricing.show_text(catalogue, namespace.instance_type))
     return int(ExitCode.OK)
 
 

@@ -56,8 +56,8 @@ def _run(namespace: argparse.Namespace) -> int:
     label = script_label(options.script, is_module=options.module)
     output_dir = options.output_dir or Path("runs") / f"profile-{label}"
     make_output_folder(output_dir)
+    # A job may run on this machine, with a launcher at the default port. Then this launcher takes a free port.
     has_default_port = options.port == config.LaunchOptions(script="-").port
-    # A job may run on this machine, with a launcher at the default port.
     port = free_port() if has_default_port else options.port
     options = dataclasses.replace(options, profile=True, output_dir=output_dir, port=port)
     known_type = {"instance_type": namespace.instance_type} if namespace.instance_type else {}
@@ -93,6 +93,7 @@ def _check_type(instance_type: str, options: config.LaunchOptions) -> None:
             f"--instance-type {instance_type!r:.80} is not in the catalogue{catalogue.suggestion(instance_type)}\n"
             "  to do: see hetero prices list, or leave the option out"
         )
+    # With emulated samples, the host may emulate another number of vCPUs than it has CPUs.
     is_emulated = options.emulate_sample_s is not None
     num_cpus = (options.emulate_vcpus if is_emulated else None) or usable_cpus()
     if info.vcpus is not None and info.vcpus != num_cpus:

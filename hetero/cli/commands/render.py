@@ -91,6 +91,7 @@ def _run(platform: type[Platform], namespace: argparse.Namespace) -> int:
     groups = [parse_stated_group(text) for text in namespace.group]
     if namespace.hours is not None and not 0 < namespace.hours <= 10_000:
         raise ConfigError(f"--hours {namespace.hours:g}: expected a number above 0, at most 10000")
+    # Platforms allow only short names of lower-case letters, digits and dashes.
     label = re.sub(r"[^a-z0-9-]+", "-", script_label(options.script, is_module=options.module).lower()).strip("-")
     request = make_request(
         groups,
@@ -131,27 +132,34 @@ def _changed(options: config.LaunchOptions) -> dict[str, object]:
 
 
 def _spot(texts: Sequence[str], groups: Sequence[StatedGroup]) -> tuple[str, ...]:
-    """Return the names of the spot groups."""
-    names = [group.name for group in groups]
-    found: list[str] = []
+    """Return the names of the spot groups in texts ``GROUP`` and ``GROUP=USD``."""
+    group_names = [group.name for group in groups]
+    spot_names: list[str] = []
     for text in texts:
         name = text.partition("=")[0]
-        if name not in names:
-            raise ConfigError(f"--spot {text!r:.80}: no group has that name; expected one of {', '.join(names)}")
-        if name in found:
+        if name not in group_names:
+            raise ConfigError(f"--spot {text!r:.80}: no group has that name; expected one of {', '.join(group_names)}")
+        if name in spot_names:
             raise ConfigError(f"--spot {text!r:.80}: {name} is given twice")
-        found.append(name)
-    return tuple(found)
+        spot_names.append(name)
+    return tuple(spot_names)
 
 
 def _setting(name: str, texts: Sequence[str], groups: Sequence[StatedGroup]) -> dict[str, str]:
-    """Return a setting by group. The empty name means all groups."""
-    names = {group.name for group in groups}
+    """Return the values of a setting by the name of their group. The empty name means all groups.
+
+    Args:
+        name: Name of the setting.
+        texts: Texts ``VALUE`` or ``GROUP:VALUE``.
+        groups: The groups of the job.
+    """
+    group_names = {group.name for group in groups}
     found: dict[str, str] = {}
     for text in texts:
+        group, _, value = text.partition(":")
         # Without the name of a group before it, the colon belongs to the value.
-        group, colon, value = text.partition(":")
-        group, value = (group, value) if colon and group in names and name not in _OF_THE_JOB else ("", text)
+        if group not in group_names or name in _OF_THE_JOB:
+            group, value = "", text
         if not value or not value.isprintable() or any(character in value for character in "\"'\\ "):
             raise ConfigError(f"--{name} {text!r:.80}: expected a word without quotes and spaces")
         if group in found:

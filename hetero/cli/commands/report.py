@@ -36,6 +36,5 @@ def _run(namespace: argparse.Namespace) -> int:
     comparison = None if namespace.candidate is None else compare(report, load_report(namespace.candidate))
     if namespace.html is not None:
         write_page(namespace.html, run_page(report) if comparison is None else comparison_page(comparison))
-    text = render_report(report) if comparison is None else render_comparison(comparison)
-    say(text.rstrip("\n") + "\n")
+    say(render_report(report) if comparison is None else render_comparison(comparison))
     return int(ExitCode.OK)

@@ -72,10 +72,12 @@ def _run(namespace: argparse.Namespace) -> int:
     from hetero.simulate import simulate as simulation
 
     bind_to_parent()
+    channels = {name: Path(path) for name, path in pairs("--channel", namespace.channel, "NAME=DIR")}
+    vcpus = {name: whole_number("--vcpus", count) for name, count in pairs("--vcpus", namespace.vcpus, "TYPE=N")}
     if namespace.request is not None:
         simulate_request = extensions.find(extensions.REQUESTS, "simulate")
         with _ordered_lines():
-            return int(simulate_request(namespace, data=_channels(namespace), vcpus=_vcpus(namespace)))
+            return int(simulate_request(namespace, data=channels, vcpus=vcpus))
     if namespace.source_dir is not None or namespace.through is not None:
         raise ConfigError("--source-dir and --through need --request FILE")
     # Read no parameters of a platform. This machine may itself be a host of a job, which has other parameters.
@@ -88,8 +90,8 @@ def _run(namespace: argparse.Namespace) -> int:
             options,
             [simulation.parse_group(text) for text in namespace.group],
             output_dir=output_dir,
-            channels=_channels(namespace),
-            vcpus=_vcpus(namespace),
+            channels=channels,
+            vcpus=vcpus,
             make_tls=namespace.tls,
         )
 
@@ -101,11 +103,3 @@ def _ordered_lines() -> contextlib.AbstractContextManager[None]:
     the code that logs a line does not wait until the line is written.
     """
     return contextlib.nullcontext() if sys.stderr.isatty() else logs.write_behind()
-
-
-def _channels(namespace: argparse.Namespace) -> dict[str, Path]:
-    return {name: Path(path) for name, path in pairs("--channel", namespace.channel, "NAME=DIR")}
-
-
-def _vcpus(namespace: argparse.Namespace) -> dict[str, int]:
-    return {name: whole_number("--vcpus", count) for name, count in pairs("--vcpus", namespace.vcpus, "TYPE=N")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from pathlib import Path
 
 from hetero.cli.arguments import Subparsers, add_list, pairs
@@ -38,14 +39,10 @@ def add(commands: Subparsers) -> None:
         "NUMBER",
         "go on although this check, such as ST-03, found an error. Repeat for several checks",
     )
-    parser.set_defaults(run=_run)
+    parser.set_defaults(run=functools.partial(run_interruptible, _run))
 
 
 def _run(namespace: argparse.Namespace) -> int:
-    return run_interruptible("study", lambda: _execute(namespace))
-
-
-def _execute(namespace: argparse.Namespace) -> int:
     """Check and run the study of a file, and write its results. With ``--dry-run``, only show its plan."""
     import logging
 
@@ -59,6 +56,7 @@ def _execute(namespace: argparse.Namespace) -> int:
     study = preparation.plan.study
     make_executor = extensions.find(extensions.EXECUTORS, study.executor.kind) or studies.make_executor
     executor: Executor = make_executor(study, preparation.catalogue)
+    # Show the preview before the checks, because a user also needs it if a check finds an error.
     if namespace.dry_run:
         say(studies.preview_text(preparation, executor))
     preparation.check(namespace.ignore)

@@ -1,7 +1,7 @@
 """The profile of a job: what its steps and its samples cost, measured while it ran.
 
 profile.py   the measured figures of a job (`Profile`), their limits, and the reader and writer of ``profile.json``
-parts.py     what each rank and host contributes
-assembly.py  makes a profile from these parts
+parts.py     the measurements of one rank or one host
+assembly.py  makes a profile from the measurements of all ranks and hosts
 text.py      shows a profile as Markdown
 """

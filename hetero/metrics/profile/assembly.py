@@ -10,7 +10,7 @@ from hetero.errors import ConfigError
 from hetero.metrics.excess import SMALL_EXCESS
 from hetero.metrics.figures import Figure
 from hetero.metrics.profile.parts import MIN_STEPS, Contents, HostPart, RankPart
-from hetero.metrics.profile.profile import SCHEMA_VERSION, Profile, Spread, SupplyProfile, TrainingProfile
+from hetero.metrics.profile.profile import SCHEMA_VERSION, Profile, Spread, TrainingProfile
 
 __all__ = ["JobFacts", "assemble_profile", "check_ranks"]
 
@@ -45,10 +45,10 @@ class JobFacts:
 
 
 def check_ranks(ranks: Mapping[int, RankPart], facts: JobFacts) -> None:
-    """Reject a job that has too few measured steps.
+    """Reject a job that has too few measured steps, or steps whose data wait is not known.
 
     Raises:
-        ConfigError: If loaders are missing, or a rank measured too few steps.
+        ConfigError: If no rank used a loader of hetero, or a rank measured too few steps or no data wait.
     """
     if not ranks:
         raise ConfigError(
@@ -90,15 +90,15 @@ def assemble_profile(ranks: Mapping[int, RankPart], hosts: Sequence[HostPart], f
         ConfigError: If there are too few measured steps, or no host and no rank could measure the samples.
     """
     check_ranks(ranks, facts)
-    notes = [*facts.overruns, *(note for part in ranks.values() if (note := _rank_note(part)))]
+    reasons = [part.note for part in ranks.values() if part.note]
+    notes = [*facts.overruns]
+    notes += [f"Samples were measured in one process of a rank, because {reason}." for reason in reasons]
     notes += [note for host in hosts for note in host.notes]
     # What a sample costs comes from the hosts. A data set that is only an object was measured in a rank instead.
     supply = [host.supply for host in hosts if host.supply is not None]
-    first = ranks[min(ranks)]
-    is_registered = not any(part.note for part in ranks.values())
-    own = next((part.supply for part in ranks.values() if part.supply is not None), None)
-    if own is not None and not supply:
-        supply = [_of_host(own, facts)]
+    rank_supply = next((part.supply for part in ranks.values() if part.supply is not None), None)
+    if rank_supply is not None and not supply:
+        supply = [dataclasses.replace(rank_supply, instance_type=facts.instance_type, vcpus=facts.vcpus)]
     if not supply:
         raise ConfigError(
             "what a sample costs could not be measured\n  "
@@ -108,8 +108,8 @@ def assemble_profile(ranks: Mapping[int, RankPart], hosts: Sequence[HostPart], f
     contents = contents or next((part.contents for part in ranks.values() if part.contents is not None), Contents())
     # Take the step times of the slowest rank, because all ranks end a step together.
     headspace = _headspace(ranks, facts, notes)
-    receive = next((host.receive_cpu_s_per_gb for host in hosts if host.receive_cpu_s_per_gb is not None), None)
-    as_it_runs = "simulated" if facts.is_sample_emulated or facts.is_step_emulated else "measured"
+    receive_cpu = next((host.receive_cpu_s_per_gb for host in hosts if host.receive_cpu_s_per_gb is not None), None)
+    run_basis = "simulated" if facts.is_sample_emulated or facts.is_step_emulated else "measured"
     step = _slowest([part.step_s for part in ranks.values()])
     wait = _slowest([part.data_wait_s for part in ranks.values()])
     assert step is not None
@@ -119,6 +119,8 @@ def assemble_profile(ranks: Mapping[int, RankPart], hosts: Sequence[HostPart], f
             "Steps take several batches at once, so the wait for each of them is not known. The data wait is the time "
             "of the steps as the job ran minus that of the steps on repeated batches."
         )
+    # All ranks run the same script, so the first one stands for all in figures that the script decides.
+    first_rank = ranks[min(ranks)]
     cores = [part.cpu_cores for part in ranks.values() if part.cpu_cores is not None]
     gpu_percents = [part.gpu_percent for part in ranks.values() if part.gpu_percent is not None]
     training = TrainingProfile(
@@ -127,16 +129,16 @@ def assemble_profile(ranks: Mapping[int, RankPart], hosts: Sequence[HostPart], f
         num_hosts=facts.num_hosts,
         ranks_per_host=facts.ranks_per_host,
         batch_samples=max(1, *(part.batch_samples for part in ranks.values())),
-        num_local_processes=facts.num_endpoints or facts.ranks_per_host * first.num_loader_processes,
+        num_local_processes=facts.num_endpoints or facts.ranks_per_host * first_rank.num_loader_processes,
         has_data_hosts=facts.has_data_hosts,
         headspace_s=headspace,
-        step_s=dataclasses.replace(step, basis=as_it_runs),
-        data_wait_s=wait if wait.basis == "modelled" else dataclasses.replace(wait, basis=as_it_runs),
+        step_s=dataclasses.replace(step, basis=run_basis),
+        data_wait_s=wait if wait.basis == "modelled" else dataclasses.replace(wait, basis=run_basis),
         rank_cpu_cores=Figure(value=max(cores), unit="CPU", basis="measured") if cores else None,
-        receive_cpu_s_per_gb=receive,
+        receive_cpu_s_per_gb=receive_cpu,
         excess_share=facts.excess_share,
-        steps_per_epoch=first.steps_per_epoch,
-        requests_ahead=first.requests_ahead,
+        steps_per_epoch=first_rank.steps_per_epoch,
+        requests_ahead=first_rank.requests_ahead,
         gpu_percent=Figure(value=max(gpu_percents), unit="%", basis="measured") if gpu_percents else None,
     )
     return Profile(
@@ -149,27 +151,26 @@ def assemble_profile(ranks: Mapping[int, RankPart], hosts: Sequence[HostPart], f
         leaves=contents.leaves,
         wire_bytes_per_sample=contents.wire_bytes_per_sample,
         codecs=contents.codecs,
-        has_registered_dataset=is_registered,
+        has_registered_dataset=not reasons,
         simulated=facts.simulated,
         notes=tuple(dict.fromkeys(notes)),
         versions=facts.versions,
     )
 
 
-def _rank_note(part: RankPart) -> str:
-    return f"Samples were measured in one process of a rank, because {part.note}." if part.note else ""
-
-
 def _headspace(ranks: Mapping[int, RankPart], facts: JobFacts, notes: list[str]) -> Spread:
-    """Return the headspace step time of the slowest rank. If it was not measured, compute it from the run."""
+    """Return the step time of the slowest rank with batches always ready. Add remarks about it to ``notes``.
+
+    If a rank measured too few of these steps, subtract the data wait from each step of the run instead.
+    """
     measured = [part.headspace_s for part in ranks.values()]
     basis = "simulated" if facts.is_step_emulated else "measured"
-    if all(found is not None and found.num_measured >= MIN_STEPS for found in measured):
+    if all(spread is not None and spread.num_measured >= MIN_STEPS for spread in measured):
         slowest = _slowest(measured)
         assert slowest is not None
-        as_it_ran = _slowest([part.step_s for part in ranks.values()])
-        # Steps that never wait cannot take longer, unless something else slowed them down.
-        if as_it_ran is not None and slowest.p50 * (1 - SMALL_EXCESS) > as_it_ran.p50:
+        run_step = _slowest([part.step_s for part in ranks.values()])
+        # Steps that never wait cannot take longer than the steps of the run, unless other work slowed them down.
+        if run_step is not None and slowest.p50 * (1 - SMALL_EXCESS) > run_step.p50:
             notes.append(
                 "Steps with batches always ready took longer than steps as the job ran. Other work on the host "
                 "disturbed the measurement: profile again on an idle host."
@@ -179,7 +180,7 @@ def _headspace(ranks: Mapping[int, RankPart], facts: JobFacts, notes: list[str])
         "The script ended before batches were repeated. The step time without waits is the time of the steps minus "
         "their waits, which is too short if the accelerator works during the waits."
     )
-    computed = [
+    computed_s = [
         Spread.of(
             [max(0.0, step - wait) for step, wait in zip(part.step_s.values, part.data_wait_s.values, strict=True)],
             "s",
@@ -188,8 +189,9 @@ def _headspace(ranks: Mapping[int, RankPart], facts: JobFacts, notes: list[str])
         for part in ranks.values()
         if part.step_s is not None and part.data_wait_s is not None
     ]
-    slowest = _slowest(computed)
+    slowest = _slowest(computed_s)
     assert slowest is not None
+    # A spread keeps only a part of the steps, so its number of values is not the number of measured steps.
     return dataclasses.replace(
         slowest, num_measured=max(part.step_s.num_measured for part in ranks.values() if part.step_s is not None)
     )
@@ -197,7 +199,3 @@ def _headspace(ranks: Mapping[int, RankPart], facts: JobFacts, notes: list[str])
 
 def _slowest(spreads: Sequence[Spread | None]) -> Spread | None:
     return max((spread for spread in spreads if spread is not None), key=lambda spread: spread.mean, default=None)
-
-
-def _of_host(supply: SupplyProfile, facts: JobFacts) -> SupplyProfile:
-    return dataclasses.replace(supply, instance_type=facts.instance_type, vcpus=facts.vcpus)

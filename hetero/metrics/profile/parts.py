@@ -1,4 +1,4 @@
-"""What a rank and a host contribute to a profile. They send it as JSON to the launcher that writes the profile."""
+"""The measurements of one rank or one host for a profile, which it sends as JSON to the launcher that writes it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from hetero.documents.records import JsonRecord, encode, limits
 from hetero.metrics.figures import Figure
-from hetero.metrics.profile.profile import CodecProfile, LeafProfile, Spread, SupplyProfile
+from hetero.metrics.profile.profile import CodecProfile, LeafProfile, Spread, SupplyProfile, evenly_spaced
 
 __all__ = [
     "MAX_ARGUMENTS_CHARS",
@@ -38,7 +38,7 @@ _Thinned = TypeVar("_Thinned", "RankPart", SupplyProfile)
 
 
 class _Sent(JsonRecord):
-    """A record that is sent as JSON, with six digits of each value."""
+    """A record that is sent as JSON with six digits of each number, because a heartbeat has a limited size."""
 
     __slots__ = ()
 
@@ -137,22 +137,14 @@ def _thinned(record: _Thinned) -> _Thinned:
     for each in dataclasses.fields(record):
         value = getattr(record, each.name)
         if isinstance(value, Spread):
-            changes[each.name] = _thin(value)
+            changes[each.name] = dataclasses.replace(value, values=evenly_spaced(value.values, MAX_VALUES))
         elif isinstance(value, SupplyProfile):
             changes[each.name] = _thinned(value)
     return dataclasses.replace(record, **changes)
 
 
-def _thin(spread: Spread) -> Spread:
-    if len(spread.values) <= MAX_VALUES:
-        return spread
-    # The values stay in the order of the run, because the error of their mean follows from successive parts.
-    stride = len(spread.values) / MAX_VALUES
-    return dataclasses.replace(spread, values=tuple(spread.values[int(index * stride)] for index in range(MAX_VALUES)))
-
-
 def _rounded(value: object) -> object:
-    """Return JSON values with shorter numbers, because a heartbeat has a limited size."""
+    """Return JSON values with six digits of each number."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, list):

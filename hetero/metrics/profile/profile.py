@@ -1,14 +1,14 @@
-"""A profile: what one minute of measurement found out about a training job. ``profile.json`` holds one.
+"""A profile: what `hetero profile` measures about a training job within a minute. The file ``profile.json`` has one.
 
-A plan needs no other facts about the job. Every number states its unit and its basis: it was
-measured, measured with an emulated part (simulated), or computed from other figures (modelled).
+A plan needs no other facts about the job. Every number states its unit and its basis: it was measured, measured with an
+emulated part (simulated), or computed from other figures (modelled).
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +29,7 @@ __all__ = [
     "SupplyProfile",
     "TrainingProfile",
     "check_figures",
+    "evenly_spaced",
     "load_profile",
     "write_profile",
 ]
@@ -57,6 +58,15 @@ _FIGURES = {
 }
 """Unit and largest value of each `Figure` of a profile. A `Figure` itself may have any unit."""
 _TO_DO = "\n  to do: run hetero profile again"
+
+
+def evenly_spaced(values: Sequence[float], max_values: int) -> tuple[float, ...]:
+    """Return all values, or ``max_values`` of them at equal distances.
+
+    They stay in the order of the run, because the error of their mean follows from successive parts.
+    """
+    number = min(len(values), max_values)
+    return tuple(values[int(index * len(values) / number)] for index in range(number))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,17 +98,16 @@ class Spread:
             raise ConfigError(f"found {len(found)} values in {unit}; expected at least one, all finite and at least 0")
         mean = statistics.fmean(found)
         ordered = sorted(found)
-        stride = len(found) / min(len(found), MAX_VALUES)
         return cls(
             unit=unit,
             basis=basis,
             num_measured=len(found),
             mean=mean,
+            # Percentiles are measured values. An interpolated value was never measured.
             p50=ordered[(len(ordered) - 1) // 2],
-            # Take the nearest measured value, because an interpolated value was never measured.
             p95=ordered[math.ceil(0.95 * len(ordered)) - 1],
             variation=statistics.pstdev(found) / mean if mean else 0.0,
-            values=tuple(found[int(index * stride)] for index in range(min(len(found), MAX_VALUES))),
+            values=evenly_spaced(found, MAX_VALUES),
         )
 
 
@@ -239,12 +248,13 @@ def check_figures(profile: Profile) -> None:
         ConfigError: If a figure is out of range or has another unit, a step or a sample takes no time, or the numbers
             of processes of a measurement do not ascend. The message names the key path.
     """
-    # A profile from a report, or made in Python, was never decoded. Decoding it checks the limits of all fields.
+    # Decoding checks the limits of all fields. A profile from a report, or made in Python, was not decoded before.
     try:
         decode(Profile, encode(profile))
     except ConfigError as error:
         raise ConfigError(f"the profile's {error}{_TO_DO}") from error
     training = profile.training
+    # Records with figures, by the path of their keys in profile.json.
     supply = {f"supply[{index}].": each for index, each in enumerate(profile.supply)}
     # Check units and bounds. A profile with -5 busy CPUs of a rank was a ZeroDivisionError, and a profile with a step
     # in ms gave a plan that looked normal.
@@ -282,9 +292,9 @@ def load_profile(path: str | Path) -> Profile:
 
 
 def write_profile(profile: Profile, path: Path) -> None:
-    """Write ``profile.json`` as a whole.
+    """Write a profile to a file, of which other programs never see a part.
 
     Raises:
-        OSError: If it cannot be written.
+        OSError: If the file cannot be written.
     """
     write_text(path, json_text(profile))

@@ -37,9 +37,11 @@ def render_profile(profile: Profile) -> str:
 
 
 def first_sentence(profile: Profile) -> str:
-    """Return what the accelerators could take, what this host's CPUs make, and how much of each step is a wait.
+    """Return one sentence with three figures.
 
-    If other work of the machine may have taken much of the times, the sentence is about that.
+    The figures are the samples/s that the accelerators could use, the samples/s that the CPUs of a host make, and the
+    share of each step that is a wait for data. If other work of the machine may have taken much of the measured times,
+    the sentence says so instead.
     """
     training, supply = profile.training, profile.supply[0]
     disturbed = least = ""
@@ -51,8 +53,11 @@ def first_sentence(profile: Profile) -> str:
     num_ranks = training.num_hosts * training.ranks_per_host
     wanted = num_ranks * training.batch_samples / training.headspace_s.mean if training.headspace_s.mean else None
     share = training.data_wait_s.mean / training.step_s.mean if training.step_s.mean else 0.0
-    is_here = supply.instance_type == training.instance_type
-    host = ("this host's" if training.num_hosts == 1 else "each host's") if is_here else f"the {supply.instance_type}'s"
+    # Samples may have been measured on another type of host than that of the trainer hosts.
+    if supply.instance_type != training.instance_type:
+        host = f"the {supply.instance_type}'s"
+    else:
+        host = "this host's" if training.num_hosts == 1 else "each host's"
     makes = f"{host} {counted(supply.vcpus, 'vCPU')} {'makes' if supply.vcpus == 1 else 'make'}"
     # Round first, because the words and the number must agree. A wait below 2 % was once hidden.
     percent = f"{100 * share:.0f}"
@@ -66,14 +71,18 @@ def first_sentence(profile: Profile) -> str:
 
 
 def supply_rate(supply: SupplyProfile) -> float | None:
-    """Return the samples per second that all CPUs of a host make, measured or computed from one process."""
+    """Return the samples per second that all CPUs of a host make, measured or computed from one process.
+
+    None if a sample took no time.
+    """
     if supply.concurrency:
         # If processes wait for storage, a profile also measures numbers of processes above the number of CPUs. Leave
         # these out.
-        most = max((p for p in supply.concurrency if p.num_processes <= supply.vcpus), key=lambda p: p.num_processes)
-        return most.samples_per_s / most.num_processes * supply.vcpus
-    seconds = supply.sample_cpu_s.mean + supply.sample_wait_s.mean + supply.batch_cpu_s.mean
-    return supply.vcpus / seconds if seconds else None
+        points = [point for point in supply.concurrency if point.num_processes <= supply.vcpus]
+        largest = max(points, key=lambda point: point.num_processes)
+        return largest.samples_per_s / largest.num_processes * supply.vcpus
+    sample_s = supply.sample_cpu_s.mean + supply.sample_wait_s.mean + supply.batch_cpu_s.mean
+    return supply.vcpus / sample_s if sample_s else None
 
 
 def _facts(profile: Profile) -> str:
@@ -126,13 +135,13 @@ def _supply(supply: SupplyProfile) -> str:
 
 
 def _concurrency(supply: SupplyProfile) -> str:
-    """Return the table of samples/s with different numbers of processes."""
-    alone = supply.concurrency[0]
+    """Return the table of samples/s with different numbers of processes, compared with the lowest number."""
+    lowest = supply.concurrency[0]
     rows = [
         (
             str(point.num_processes),
             number_text(point.samples_per_s),
-            f"{point.samples_per_s / alone.samples_per_s * alone.num_processes:.2f}" if alone.samples_per_s else "-",
+            f"{point.samples_per_s / (lowest.samples_per_s / lowest.num_processes):.2f}",
             _duration(point.cpu_s_per_sample),
             supply.sample_cpu_s.basis,
         )
