@@ -40,7 +40,7 @@ from hetero.sagemaker.checks.facts import roles_of
 from hetero.sagemaker.preparation.adapters import adapter_of
 from hetero.sagemaker.recording import ACCOUNT, copy_of, record, sdk_version
 from hetero.sagemaker.request import Channel, RequestGroup
-from hetero.sagemaker.study_executor import EstimatorExecutor, hourly_usd, noted_job
+from hetero.sagemaker.study_executor import EstimatorExecutor, noted_job
 
 __all__ = ["canary"]
 
@@ -215,7 +215,14 @@ class _Study:
         }
 
     def planned(self, cluster: str, fraction: float, replicate: int, run_id: str) -> _Planned:
-        """Return one job."""
+        """Return one job.
+
+        Args:
+            cluster: Name of the cluster, a key of the estimators.
+            fraction: Share of the data that the job should get.
+            replicate: Number of the job among the jobs with the same cluster and fraction, from 1.
+            run_id: Id of the run.
+        """
         groups = adapter_of(self._estimators[cluster]).groups()
         files = {channel.name: self._chosen(channel, groups, fraction, replicate) for channel in self._reduced}
         num_bytes = sum(file.num_bytes for chosen in files.values() for file in chosen)
@@ -247,6 +254,7 @@ class _Study:
     def _chosen(
         self, channel: Channel, groups: Sequence[RequestGroup], fraction: float, replicate: int
     ) -> list[DataFile]:
+        """Return the objects of a channel that a job gets."""
         # Each host of a sharded channel needs at least one object of its own.
         num_hosts = sum(group.count for group in groups) if channel.is_sharded else 1
         return choose_files(
@@ -288,7 +296,7 @@ class _Study:
                 name=_cluster(estimator).name,
                 groups=_cluster(estimator).groups,
                 points=points,
-                hourly_usd=hourly_usd(groups, catalogue),
+                hourly_usd=catalogue.hourly_usd((group.instance_type, group.count) for group in groups),
                 memory_limit_bytes=hosts.memory_bytes,
                 data_bytes=float(self._num_bytes),
                 notes=notes,
@@ -311,6 +319,7 @@ class _Study:
     def _watched(self, watch: Any, job_name: str, result: RunResult, hosts: _Hosts) -> Resources:
         """Return the resources of a job. An error of CloudWatch is logged, because the time is known without it."""
         names = names_of_trainers(hosts.groups, hosts.trainers, result.report)
+        # A job that never ran has no figures.
         if not names or result.wall_s <= 0:
             return Resources()
         began = dt.datetime.fromisoformat(result.started_at)
