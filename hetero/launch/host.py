@@ -388,9 +388,8 @@ class LaunchedHost:
         patience_s = 2 * timings.heartbeat_s if has_joined else timings.lease_s + END_TIMEOUT_S
         deadline_s = time.monotonic() + patience_s
         while time.monotonic() < deadline_s:
-            self.hub.wait(_TICK_S)
+            self.wait()
             reap_adopted()
-            self.publish()
             self._follow()
             with self.hub.membership() as membership:
                 decided = membership.own.decided

@@ -142,8 +142,8 @@ def canary(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Planned:
     run: PlannedRun
-    cluster: str
     fraction: float
+    """Share of the bytes that the job gets."""
     files: Mapping[str, Sequence[DataFile]]
     """The objects of each reduced channel."""
 
@@ -236,14 +236,14 @@ class _Study:
                 channel.name: self._manifest_uri(run_id, channel, files[channel.name]) for channel in self._reduced
             },
         )
-        return _Planned(run=run, cluster=cluster, fraction=num_bytes / max(1, self._num_bytes), files=files)
+        return _Planned(run=run, fraction=num_bytes / max(1, self._num_bytes), files=files)
 
     def check(self, planned: Sequence[_Planned]) -> None:
         """Raise `ConfigError` if no forecast can follow from the jobs, or they have more than the whole data."""
         num_objects = sum(len(files) for files in self._objects.values())
         what = f"the channels have {counted(num_objects, 'object')}"
         for cluster in self._estimators:
-            fractions = [each.fraction for each in planned if each.cluster == cluster]
+            fractions = [each.fraction for each in planned if each.run.levels["cluster"] == cluster]
             check_real(fractions, what, "divide the data into more objects, or give larger fractions")
             if sum(fractions) > 1:
                 raise ConfigError(
@@ -288,7 +288,7 @@ class _Study:
         for name, estimator in self._estimators.items():
             groups = adapter_of(estimator).groups()
             hosts = _Hosts.of(groups, self._roles, catalogue)
-            own = [each for each in planned if each.cluster == name and each.run.run_id in by_id]
+            own = [each for each in planned if each.run.levels["cluster"] == name and each.run.run_id in by_id]
             points = tuple(self._point(watch, each, by_id[each.run.run_id], hosts) for each in own)
             has_resources = all(point.resources.cpu_percent_mean is not None for point in points)
             notes = () if has_resources else (_NO_RESOURCES,)

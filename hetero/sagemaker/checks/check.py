@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hetero.documents.findings import ERROR, WARNING, Finding, findings_json, findings_text
 from hetero.sagemaker.checks import rules, security_groups
@@ -16,8 +15,9 @@ from hetero.sagemaker.request import TrainingRequest
 __all__ = ["NUMBERS", "Finding", "check", "check_request", "findings_json", "findings_text", "unprepared"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Numbered:
+class _Numbered(NamedTuple):
+    """A check: its title, whether its problems are errors by default, and its rule."""
+
     title: str
     is_error: bool
     rule: rules.Rule
@@ -142,7 +142,7 @@ def _unprepared_v3(estimator: Any, request: TrainingRequest) -> list[Finding]:
     script = getattr(getattr(estimator, "source_code", None), "entry_script", None)
     if not isinstance(script, str) or len(request.groups) < 2 or "hetero_script" in request.hyperparameters:
         return []
-    return [_finding(_UNPREPARED, problem) for problem in rules.another_script(script)]
+    return [] if script in rules.LAUNCHERS else [_finding(_UNPREPARED, rules.not_started(script))]
 
 
 def _finding(number: str, problem: rules.Problem) -> Finding:

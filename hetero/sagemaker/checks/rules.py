@@ -35,7 +35,7 @@ V3_MAX_RUN_S = 3600
 SDK_VOLUME_GB = 30
 """Default volume size in GB, in both versions of the SDK."""
 
-_LAUNCHERS = (LAUNCHER_NAME, "launcher.py")
+LAUNCHERS = (LAUNCHER_NAME, "launcher.py")
 """Entry points of prepared jobs, and of jobs whose users added the launcher by hand."""
 _REHEARSE = "name the instance types of the job, and run it on this machine with hetero.sagemaker.rehearse"
 _PATH_CHARACTERS = re.compile(r"[/\\\x00-\x1f]|^\.{1,2}$")
@@ -352,14 +352,8 @@ def another_program(request: TrainingRequest) -> Iterator[Problem]:
     program = request.parameter("sagemaker_program")
     if len(request.groups) < 2 or "hetero_script" in request.hyperparameters or not isinstance(program, str):
         return
-    if program not in _LAUNCHERS:
-        yield _not_started(program)
-
-
-def another_script(script: str) -> Iterator[Problem]:
-    """Report an entry script of version 3 that is not the launcher. The request does not show the script."""
-    if script not in _LAUNCHERS:
-        yield _not_started(script)
+    if program not in LAUNCHERS:
+        yield not_started(program)
 
 
 LOCAL_SESSION = Problem(
@@ -386,7 +380,8 @@ def within_limits(*paths: str) -> Rule:
     return look
 
 
-def _not_started(program: str) -> Problem:
+def not_started(program: str) -> Problem:
+    """Return the problem of an entry point that is not the launcher, in a job with several groups."""
     return Problem(
         f"every host runs {program[:80]!r}, also data hosts. The request does not show that it starts hetero",
         "call prepare(estimator), or make launchers/launcher.py the entry point and set hyperparameter hetero_script",

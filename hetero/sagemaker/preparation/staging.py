@@ -19,9 +19,8 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from hetero.config import check_hyperparameters
 from hetero.errors import ConfigError
@@ -46,8 +45,7 @@ _PYTHON_TAG = re.compile(r"(?:^|-)py(\d)(\d+)(?:-|$)")
 _Estimator = TypeVar("_Estimator")
 
 
-@dataclass(frozen=True, slots=True)
-class _Origin:
+class _Origin(NamedTuple):
     """The user's code that a staged folder was made from. If the estimator is prepared again, this code is copied."""
 
     code: Code

@@ -13,8 +13,7 @@ from hetero.errors import CapacityError, ConfigError, ExitCode
 from hetero.launch.failure import stated_code
 from hetero.sagemaker.limits import limits
 from hetero.sagemaker.recording import CLIENT_LOCK, record, sdk_version
-from hetero.sagemaker.request import TrainingRequest
-from hetero.sagemaker.submission.shortages import Shortage, shortage_in
+from hetero.sagemaker.submission.shortages import shortage_in
 
 __all__ = ["FIRST_WAIT_S", "Submission", "failure_code", "follow", "submit", "with_end"]
 
@@ -114,7 +113,11 @@ def submit(
         for line in shortage.lines(request):
             logger.warning("%s", line)
         if shortage.is_final or attempt == max_attempts:
-            raise _given_up(shortage, request, f"after {attempt} of at most {max_attempts} attempts")
+            advice = "request a larger quota from Service Quotas" if shortage.is_final else "try again later"
+            lines = [f"no instances for the job, after {attempt} of at most {max_attempts} attempts"]
+            lines += shortage.lines(request)
+            lines.append(f"to do: {advice}, or change the group's instance type or the job's region")
+            raise CapacityError("\n  ".join(lines))
         logger.warning("attempt %d of %d starts in %.0f s", attempt + 1, max_attempts, wait_s)
         sleep(wait_s)
         wait_s = min(2 * wait_s, _PATIENCE_S)
@@ -126,13 +129,6 @@ def with_end(job_name: str, end: str) -> str:
     most = limits()["TrainingJobName"].high
     assert most is not None
     return job_name[: most - len(end)].strip("-") + end
-
-
-def _given_up(shortage: Shortage, request: TrainingRequest, when: str) -> CapacityError:
-    advice = "request a larger quota from Service Quotas" if shortage.is_final else "try again later"
-    lines = [f"no instances for the job, {when}", *shortage.lines(request)]
-    lines.append(f"to do: {advice}, or change the group's instance type or the job's region")
-    return CapacityError("\n  ".join(lines))
 
 
 def failure_code(failure: str) -> int:
