@@ -104,12 +104,13 @@ def launch(options: LaunchOptions, cluster: ClusterSpec, *, platform: Platform) 
     )
     # Under mpirun the launcher with local rank 0 forks. The child leads, and the parent follows, because mpirun kills
     # its own processes too early. `hetero.launch.ranks.leader` explains this.
-    child_pid = os.fork() if parent.leads and parent.gives_ranks else None
+    does_work_of_host = parent.local_rank == 0
+    child_pid = os.fork() if does_work_of_host and parent.gives_ranks else None
     is_child = child_pid == 0
     if is_child:
         # Leave the process group, because mpirun sends its signals there.
         os.setsid()
-    elif child_pid is not None or not parent.leads:
+    elif child_pid is not None or not does_work_of_host:
         follower = Follower(
             parent,
             name,

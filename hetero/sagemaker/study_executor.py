@@ -362,10 +362,12 @@ def _result(
     began = description.get("TrainingStartTime") or description.get("CreationTime")
     billed_s = _billed_s(description)
     report = report_in(folder)
+    # The report has all values of a metric, and the service only the last one.
     logged = () if report is None else report.run.metrics
-    known = {value.name for value in logged}
-    metrics = [*logged, *(value for value in _final_metrics(description, began) if value.name not in known)]
-    exit_code = 0 if is_good else 143 if status == "Stopped" else failure_code(failure)
+    names = {value.name for value in logged}
+    metrics = [*logged, *(value for value in _final_metrics(description, began) if value.name not in names)]
+    # 143 is the code of a job that SIGTERM has ended.
+    exit_code = {"Completed": 0, "Stopped": 143}.get(status, failure_code(failure))
     return RunResult(
         run_id=run.run_id,
         state=FINISHED if is_good else FAILED,
@@ -412,9 +414,11 @@ def _final_metrics(description: Mapping[str, Any], began: object) -> list[Logged
         name, value, at = str(each.get("MetricName", "")), each.get("Value"), each.get("Timestamp")
         if not is_metric_name(name) or name.startswith("hetero:") or not isinstance(value, (int, float)):
             continue
-        unix_s = at.timestamp() if isinstance(at, dt.datetime) else 0.0
-        at_s = unix_s - began.timestamp() if isinstance(began, dt.datetime) and unix_s else 0.0
-        found.append(LoggedMetric(name=name, value=float(value), at_s=max(0.0, at_s)))
+        at_s = 0.0
+        # The service may lack the time of a metric, or the time when the job began.
+        if isinstance(at, dt.datetime) and isinstance(began, dt.datetime):
+            at_s = max(0.0, at.timestamp() - began.timestamp())
+        found.append(LoggedMetric(name=name, value=float(value), at_s=at_s))
     return found
 
 

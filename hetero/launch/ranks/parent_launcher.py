@@ -50,11 +50,6 @@ class ParentLauncher:
     """Number of processes that the parent launcher made on this host."""
 
     @property
-    def leads(self) -> bool:
-        """Whether this process does the host's work."""
-        return self.local_rank == 0
-
-    @property
     def gives_ranks(self) -> bool:
         """Whether the parent launcher's processes must be the ranks, because hetero cannot make new ranks of MPI."""
         return self.name == "mpirun"

@@ -18,8 +18,8 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from hetero.control.rank.stopping import StopError
 from hetero.errors import ExitCode, HeteroError, first_line
@@ -97,8 +97,9 @@ def main(arguments: Sequence[str]) -> int:
     os._exit(int(failure.exit_code))
 
 
-@dataclass(frozen=True)
-class _Failure:
+class _Failure(NamedTuple):
+    """Why the script failed, as the launcher gets to know it."""
+
     summary: str
     detail: str = ""
     exit_code: ExitCode = ExitCode.SCRIPT_FAILED

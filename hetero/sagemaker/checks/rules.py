@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hetero.cluster import Role
 from hetero.errors import HeteroError, first_line
@@ -41,8 +41,7 @@ _REHEARSE = "name the instance types of the job, and run it on this machine with
 _PATH_CHARACTERS = re.compile(r"[/\\\x00-\x1f]|^\.{1,2}$")
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(NamedTuple):
     """One mistake that a rule found in a request."""
 
     found: str
