@@ -1,8 +1,8 @@
 """Volcano: one task per group, with the plugins ``svc`` and ``env``. `hetero render volcano` makes the manifest.
 
-The plugin svc gives every pod ``VC_<TASK>_HOSTS`` of all tasks, with ``-`` as ``_``. The plugin env gives every pod
-``VC_TASK_INDEX``. No variable names the task of a pod. The task follows from the name of the pod, which is also its
-host name.
+The plugin svc gives every pod a variable ``VC_<TASK>_HOSTS`` for each task, with ``_`` for each ``-`` in the name of
+the task. The plugin env gives every pod ``VC_TASK_INDEX``. No variable names the task of a pod. The task follows from
+the name of the pod, which is also the name of the host.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ The search begins without endpoints. If steps wait for data, it adds as many end
 steps become shorter and still wait, it adds more. If steps become longer, the search tries half of the number that it
 added. A search tries at most two numbers, and ends with the best.
 
-A batch is requested long before its turn, so a change shows only after as many steps as batches are in flight. Each
-measurement therefore skips that many steps, and then takes the mean of the same number of steps.
+A batch is requested long before the step that uses it. So a change of the number shows only after as many steps as
+batches are in flight. Each measurement skips so many steps, and then takes the mean of as many steps.
 
 The constants were chosen in a model of jobs, with fifteen seeds on each of 48 clusters
 (tests/launch/auto_endpoints/test_controller_grid.py). Where the model shows what the value of a constant gains, the

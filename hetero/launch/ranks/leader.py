@@ -3,9 +3,9 @@
 The *local leader* does all the work of a launcher. The *followers* connect to it, start a rank of the training script
 when the leader requests it (see `mpi_ranks.py`), and end with the leader's exit code.
 
-The launcher with local rank 0 leads. Under mpirun this launcher follows too, and its child leads. The reason is that
-mpirun kills all its processes a quarter of a second after one of them failed. The child lives long enough to report
-what happened.
+The launcher with local rank 0 leads. Under mpirun this launcher follows too, and a child of this launcher leads. The
+reason is that mpirun kills all processes that it started a quarter of a second after one of them failed. The child is
+not among these processes, so it lives long enough to report what happened.
 
 Followers connect through a Unix socket in the abstract namespace. The kernel closes the socket when the leader ends.
 Followers therefore notice at once that a leader was killed, and the socket does not disturb a later run. Both sides

@@ -1,7 +1,7 @@
 """The objects of a channel, manifests that name some of them, and the inputs of an estimator that use a manifest.
 
-A manifest is a JSON list: an object with the common prefix, then the keys below it. With ``S3DataType: ManifestFile``
-the service gives a job exactly these objects, for any algorithm.
+A manifest is a JSON list. The first item is an object with the prefix of all keys. The other items are the rest of each
+key. With ``S3DataType: ManifestFile`` the service gives a job exactly these objects, for any algorithm.
 
 Source: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_S3DataSource.html
 """

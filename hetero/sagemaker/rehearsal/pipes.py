@@ -1,7 +1,7 @@
 """Pipe mode: streams a channel's data through one FIFO per epoch, as the platform does.
 
-The feeder creates the FIFO of the next epoch before the current epoch ends. It begins to write an epoch's data when a
-reader opens the epoch's FIFO. An epoch consists of all objects, once each, in the order of their names. Data that the
+The feeder creates the FIFO of the next epoch before the current epoch ends. When a reader opens the FIFO of an epoch,
+the feeder begins to write. An epoch consists of all objects, once each, in the order of their names. Data that the
 reader does not read is lost, as on the platform. If the feeder cannot read a file, it ends the epoch and sets
 `PipeFeeder.has_failed`.
 """
