@@ -16,7 +16,7 @@ from hetero.documents.records import decode as decode_record
 from hetero.documents.text import listing, shortened
 from hetero.errors import ClusterError, ConfigError
 
-__all__ = ["EXAMPLE", "HOST_NAME", "Document", "Group", "close", "decode", "listing", "load", "show"]
+__all__ = ["EXAMPLE", "HOST_NAME", "Document", "Group", "close", "decode", "listing", "load"]
 
 EXAMPLE = (
     'an object such as {"instance_groups": ['
@@ -84,19 +84,27 @@ class Document:
             # The document is foreign: another program defines it, so unknown keys are ignored.
             self.content = decode_record(_Content, dict(document), is_foreign=True)
         except ConfigError as error:
-            record = cast("Mismatch", error.record)
-            if record.problem == "missing":
-                raise self._missing(record.path, record.expected, record.guess) from None
-            raise self.malformed(
-                record.path, found=record.problem.removeprefix("found "), expected=record.expected
-            ) from None
+            # An error of `decode_record` always has the record of a mismatch.
+            mismatch = cast("Mismatch", error.record)
+            if mismatch.problem == "missing":
+                raise self._missing(mismatch.path, mismatch.expected, mismatch.guess) from None
+            found = mismatch.problem.removeprefix("found ")
+            raise self.malformed(mismatch.path, found=found, expected=mismatch.expected) from None
         if self.content.hosts is not None:
             self._distinct("hosts", self.content.hosts)
         for index, group in enumerate(self.content.instance_groups):
             self._distinct(f"instance_groups[{index}].hosts", group.hosts)
 
     def malformed(self, path: str, *, found: str, expected: str, advice: str = "", guess: str = "") -> ClusterError:
-        """Return the error for a wrong value."""
+        """Return the error for a wrong value.
+
+        Args:
+            path: Path of the key in the document.
+            found: The value that was found.
+            expected: What is expected instead.
+            advice: What the user can do.
+            guess: The known name that the value resembles.
+        """
         lines = [f"the description of the cluster is wrong at {path[:60]}", f"in: {self.source}", f"found: {found}"]
         lines += [f"expected: {expected}", guess and f"did you mean {guess!r}?", advice and f"to do: {advice}"]
         return ClusterError("\n  ".join(line for line in lines if line))
@@ -107,6 +115,7 @@ class Document:
         return self._missing(key, expected, close(key, [name for name in self._keys if name not in known]))
 
     def _missing(self, path: str, expected: str, guess: str) -> ClusterError:
+        """Return the error for a missing key. ``guess`` is an unknown key with a similar spelling, or empty."""
         key = path.rpartition(".")[2]
         advice = f"write {key!r} for {guess!r}" if guess else f"add {key!r}"
         return self.malformed(path, found="no such key", expected=expected, advice=advice)
@@ -118,26 +127,27 @@ class Document:
 
     def consistent(self, groups: Sequence[Group], hosts: Sequence[str] | None) -> None:
         """Check that group names differ, every host is in one group, and the groups have exactly the listed hosts."""
-        owner: dict[str, str] = {}
+        group_of: dict[str, str] = {}
         names = [group.instance_group_name for group in groups]
         for index, (name, group) in enumerate(zip(names, groups, strict=True)):
             if name in names[:index]:
                 path = f"instance_groups[{index}].instance_group_name"
                 raise self.malformed(path, found=f"{name!r} a second time", expected="distinct group names")
             for host in group.hosts:
-                if host in owner:
-                    found = f"{host!r}, which group {owner[host]!r} also has"
+                if host in group_of:
+                    found = f"{host!r}, which group {group_of[host]!r} also has"
                     path = f"instance_groups[{index}].hosts"
                     raise self.malformed(path, found=found, expected="every host in one group")
-                owner[host] = name
-        if hosts is not None and set(hosts) != set(owner):
-            odd = sorted(set(hosts) ^ set(owner), key=natural_key)
-            found = f"{listing(odd)} in only one of hosts and instance_groups"
+                group_of[host] = name
+        if hosts is not None and set(hosts) != set(group_of):
+            in_one_list = sorted(set(hosts) ^ set(group_of), key=natural_key)
+            found = f"{listing(in_one_list)} in only one of hosts and instance_groups"
             raise self.malformed("hosts", found=found, expected="the hosts of all groups together")
 
     def current_group_agrees(self, groups: Sequence[Group], current_host: str) -> None:
         """Check that the stated current group contains the current host."""
         stated = self.content.current_group_name
+        # If no group has the current host, the groups agree here. `parse_cluster` reports the host.
         actual = next((group.instance_group_name for group in groups if current_host in group.hosts), stated)
         if stated and stated != actual:
             names = [group.instance_group_name for group in groups]
@@ -175,15 +185,11 @@ def decode(content: str | bytes, source: str) -> dict[str, object]:
             f"  expected: {EXAMPLE}"
         ) from error
     if not isinstance(document, dict):
-        raise Document({}, source).malformed("its top", found=show(document), expected=EXAMPLE)
+        found = f"{shortened(repr(document), 100)} ({type(document).__name__})"
+        raise Document({}, source).malformed("its top", found=found, expected=EXAMPLE)
     return document
 
 
 def close(name: str, known: Iterable[str]) -> str:
     """Return the known name that is most similar, or an empty text if none is similar."""
     return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)), "")
-
-
-def show(value: object) -> str:
-    """Return a short form of a value with its type."""
-    return f"{shortened(repr(value), 100)} ({type(value).__name__})"

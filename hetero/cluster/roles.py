@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from hetero.cluster.document import close, listing
 from hetero.cluster.spec import Role
 from hetero.errors import ClusterError, ConfigError
 
-__all__ = ["assign_roles", "has_accelerator", "several_trainers"]
+__all__ = ["assign_roles", "check_spot_groups", "has_accelerator", "several_trainers"]
 
 _ACCELERATED = re.compile(
     r"(ml\.)?(p|g|gr|trn|inf|dl)[0-9][a-z0-9-]*\..+|local_gpu"  # AWS
@@ -72,6 +72,27 @@ def assign_roles(groups: Sequence[tuple[str, str]], overrides: Sequence[str], so
             f"  to do: give --role '{names[0]}=trainer' for the group that trains"
         )
     return [roles[name] for name in names]
+
+
+def check_spot_groups(spot_groups: Iterable[str], roles: Mapping[str, Role]) -> None:
+    """Check that ``--spot`` names only data groups of the job.
+
+    Args:
+        spot_groups: Names of the groups on capacity that the platform may take back.
+        roles: The role of each group of the job, by name.
+
+    Raises:
+        ConfigError: If a spot group trains, or is not a group of the job.
+    """
+    data = [name for name, role in roles.items() if role is Role.DATA]
+    for name in spot_groups:
+        if name in data:
+            continue
+        trains = "this group trains, and the job ends if the platform takes a trainer host back"
+        raise ConfigError(
+            f"--spot {name}: {trains if name in roles else 'the job has no such group'}\n"
+            f"  expected: a group of data hosts; this job has {', '.join(data) or 'none'}"
+        )
 
 
 def several_trainers(groups: Sequence[tuple[str, str]], roles: Sequence[Role], overrides: Sequence[str]) -> str:

@@ -78,19 +78,15 @@ class ClusterSpec:
         )
         return tuple(sorted(hosts, key=lambda host: natural_key(host.name)))
 
-    def hosts_by_role(self, role: Role) -> tuple[Host, ...]:
-        """Return the hosts of all groups of one role, in natural order."""
-        return tuple(host for host in self.hosts if host.role is role)
-
     @property
     def trainer_hosts(self) -> tuple[Host, ...]:
         """Hosts that run ranks, in natural order. Never empty."""
-        return self.hosts_by_role(Role.TRAINER)
+        return tuple(host for host in self.hosts if host.role is Role.TRAINER)
 
     @property
     def data_hosts(self) -> tuple[Host, ...]:
         """Hosts that run endpoints only, in natural order. Empty in a homogeneous job."""
-        return self.hosts_by_role(Role.DATA)
+        return tuple(host for host in self.hosts if host.role is Role.DATA)
 
     def to_resource_config(self) -> dict[str, object]:
         """Return a document in the platform's schema, with hosts in the platform's order, for `parse_cluster`."""
@@ -100,8 +96,8 @@ class ClusterSpec:
             "current_instance_type": self.current_group.instance_type,
             "hosts": sorted(host.name for host in self.hosts),
             "instance_groups": [
-                {"instance_group_name": g.name, "instance_type": g.instance_type, "hosts": list(g.hosts)}
-                for g in self.groups
+                {"instance_group_name": group.name, "instance_type": group.instance_type, "hosts": list(group.hosts)}
+                for group in self.groups
             ],
             "network_interface_name": self.network_interface_name,
         }
@@ -110,7 +106,8 @@ class ClusterSpec:
 def natural_key(name: str) -> tuple[tuple[str | int, ...], str]:
     """Return a sort key for natural order, which compares the numbers in names by value."""
     parts = re.split(r"([0-9]+)", name)
-    # The name comes last, because algo-1 and algo-01 are equal by value.
+    # Parts with an odd index are the numbers, because the pattern has a group. The name decides between equal parts,
+    # such as those of algo-1 and algo-01.
     return tuple(int(part) if index % 2 else part for index, part in enumerate(parts)), name
 
 

@@ -38,25 +38,14 @@ class Addresses:
         return self._known.get(host)
 
     def of(self, host: str) -> str:
-        """Return the last known address of a host. If the address is unknown, try to resolve the name.
+        """Return the last known address of a host. If the address is unknown, resolve the name, again and again.
 
         Raises:
             ClusterError: If the name is not resolved within the start timeout.
         """
-        return self._known.get(host) or self._wait_for(host, self._timings.start_timeout_s)
-
-    def launcher_of(self, host: str) -> str:
-        """Resolve a host's name again, with one attempt, and return ``address:port`` of its launcher.
-
-        Raises:
-            ClusterError: If the name is not resolved.
-        """
-        address = self._known[host] = resolve_address(host)
-        return join_address(address, self._port)
-
-    def _wait_for(self, host: str, timeout_s: float) -> str:
-        """Resolve the name of a host again and again until this succeeds or ``timeout_s`` seconds have passed."""
-        deadline_s = time.monotonic() + timeout_s
+        if host in self._known:
+            return self._known[host]
+        deadline_s = time.monotonic() + self._timings.start_timeout_s
         log = WaitLog(self._timings.patience_s)
         while True:
             try:
@@ -70,3 +59,12 @@ class Addresses:
                 log.show(f"the address of {host}: {error}")
             self._check_stop()
             time.sleep(POLL_S)
+
+    def launcher_of(self, host: str) -> str:
+        """Resolve a host's name again, with one attempt, and return ``address:port`` of its launcher.
+
+        Raises:
+            ClusterError: If the name is not resolved.
+        """
+        address = self._known[host] = resolve_address(host)
+        return join_address(address, self._port)

@@ -9,20 +9,19 @@ import time
 from collections.abc import Callable
 
 from hetero import __version__
-from hetero.cluster import ClusterSpec, Role
-from hetero.config import LaunchOptions, trainer_endpoints_of
+from hetero.cluster import Role
+from hetero.config import LaunchOptions, Timings, trainer_endpoints_of
 from hetero.control import security
 from hetero.control.hub import Hub
 from hetero.control.members.admission import Admitter
 from hetero.control.members.membership import Member, Membership
 from hetero.control.status import HostStatus, SessionOptions
-from hetero.errors import ConfigError
 from hetero.launch.placement import HostPlan, Placement
 from hetero.system.scripts import find_script
 from hetero.wire.limits import PROTOCOL
 from hetero.wire.tls import Tls
 
-__all__ = ["make_hub", "script_digest", "shared_options"]
+__all__ = ["first_status", "make_hub", "script_digest", "session_options", "shared_options"]
 
 
 def make_hub(
@@ -38,30 +37,7 @@ def make_hub(
         tls: TLS settings of this host.
     """
     cluster, options, placement, timings = plan.cluster, plan.options, plan.placement, plan.timings
-    # With tf.data.service, the host of the dispatcher waits for the workers of the other data hosts before it ends.
-    # Therefore data hosts exchange statuses too.
-    members = members_of(cluster, options, needs_all=placement.servers.dispatcher_host != "" or options.profile)
-    own = HostStatus(
-        host=plan.name,
-        incarnation=secrets.token_hex(8),
-        version=__version__,
-        script_digest=script_digest(options),
-        options=shared_options(options, placement),
-    )
-    session_options = SessionOptions(
-        data_timeout_s=timings.data_timeout_s,
-        prepare_timeout_s=timings.prepare_timeout_s,
-        emulate_step_s=options.emulate_step_s,
-        purity_checks=options.purity_checks,
-        warmup_steps=options.warmup_steps,
-        max_batch_bytes=options.max_batch_bytes,
-        stop_grace_s=timings.stop_grace_s,
-        data_service=placement.data_service,
-        # Ranks send the times of single steps four times per second. Only the host that decides about endpoints needs
-        # them.
-        wants_step_times=plan.is_first_trainer and placement.servers.num_at_start is not None,
-        profile=options.profile,
-    )
+    members = _members_of(plan)
     read_cluster = functools.partial(plan.platform.read_cluster, host=plan.name, roles=options.roles)
     admitter = Admitter(
         cluster,
@@ -71,7 +47,7 @@ def make_hub(
     )
     membership = Membership(
         members,
-        own,
+        first_status(plan.name, options, placement),
         timings=timings,
         clock=time.monotonic,
         max_restarts=options.job_restarts,
@@ -86,7 +62,14 @@ def make_hub(
         token=token,
         job_id=plan.job_id,
         remote=placement.remote,
-        session_options=session_options,
+        session_options=session_options(
+            options,
+            timings,
+            data_service=placement.data_service,
+            # Ranks send the times of single steps four times per second. Only the host that decides about endpoints
+            # needs these times.
+            wants_step_times=plan.is_first_trainer and placement.servers.num_at_start is not None,
+        ),
         heartbeat_s=timings.heartbeat_s,
         num_ranks=placement.num_ranks,
         started_s=plan.started_s,
@@ -95,47 +78,58 @@ def make_hub(
     )
 
 
-def members_of(cluster: ClusterSpec, options: LaunchOptions, *, needs_all: bool) -> list[Member]:
-    """Return the hosts that this host exchanges statuses with, and itself.
-
-    Unless data hosts need one another, they do not connect to one another. The number of connections then grows with
-    the number of hosts, and not with its square.
+def first_status(host: str, options: LaunchOptions, placement: Placement | None) -> HostStatus:
+    """Return the status of a host at the start of its launcher.
 
     Args:
-        cluster: The cluster.
-        options: The job's options.
-        needs_all: Whether data hosts need one another.
+        host: Name of the host.
+        options: Options of the host.
+        placement: What runs on the host. None for a host without endpoints and ranks of its own.
     """
-    data_hosts = [
-        host
-        for host in cluster.data_hosts
-        if needs_all or cluster.role is Role.TRAINER or host.name == cluster.current_host
-    ]
+    return HostStatus(
+        host=host,
+        incarnation=secrets.token_hex(8),
+        version=__version__,
+        script_digest=script_digest(options),
+        options=shared_options(options, placement),
+    )
+
+
+def session_options(
+    options: LaunchOptions, timings: Timings, *, data_service: str, wants_step_times: bool = False
+) -> SessionOptions:
+    """Return the options that a launcher sends to its ranks. `SessionOptions` says what the last two arguments mean."""
+    return SessionOptions(
+        data_timeout_s=timings.data_timeout_s,
+        prepare_timeout_s=timings.prepare_timeout_s,
+        emulate_step_s=options.emulate_step_s,
+        purity_checks=options.purity_checks,
+        warmup_steps=options.warmup_steps,
+        max_batch_bytes=options.max_batch_bytes,
+        stop_grace_s=timings.stop_grace_s,
+        data_service=data_service,
+        wants_step_times=wants_step_times,
+        profile=options.profile,
+    )
+
+
+def _members_of(plan: HostPlan) -> list[Member]:
+    """Return the hosts that this host exchanges statuses with, and itself.
+
+    Data hosts connect only to trainer hosts. The number of connections then grows with the number of hosts, and not
+    with its square. The exception is tf.data.service, because the dispatcher waits for the workers of the other data
+    hosts before it ends.
+    """
+    cluster = plan.cluster
+    needs_all = cluster.role is Role.TRAINER or plan.placement.servers.dispatcher_host != ""
+    data_hosts = [host for host in cluster.data_hosts if needs_all or host.name == plan.name]
     return [
         *(Member(host=host.name, role=Role.TRAINER) for host in cluster.trainer_hosts),
         *(
-            Member(host=host.name, role=Role.DATA, is_optional=options.spot_usd(host.group) is not None)
+            Member(host=host.name, role=Role.DATA, is_optional=plan.options.spot_usd(host.group) is not None)
             for host in data_hosts
         ),
     ]
-
-
-def check_spot_groups(options: LaunchOptions, cluster: ClusterSpec) -> None:
-    """Check that ``--spot`` names data groups of the job.
-
-    Raises:
-        ConfigError: If it names another group.
-    """
-    roles = {group.name: group.role for group in cluster.groups}
-    data = [name for name, role in roles.items() if role is Role.DATA]
-    for name in (text.rpartition("=")[0] for text in options.spot_groups):
-        if roles.get(name) is Role.DATA:
-            continue
-        trains = f"--spot {name}: this group trains, and the job ends if the platform takes a trainer host back"
-        raise ConfigError(
-            f"{trains if name in roles else f'--spot {name}: the job has no such group'}\n"
-            f"  expected: a group of data hosts; this job has {', '.join(data) or 'none'}"
-        )
 
 
 def script_digest(options: LaunchOptions) -> str:

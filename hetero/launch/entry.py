@@ -61,8 +61,8 @@ def command(arguments: Sequence[str], platform: Platform) -> list[str]:
         return ["launch", *arguments]
     # A platform passes the job's parameters as flags. If the first flag is not a parameter, a person has typed the
     # command.
-    given = [argument.partition("=")[0].lstrip("-") for argument in arguments if argument.startswith("-")]
-    is_from_platform = list(arguments) == ["train"] or (bool(given) and given[0] in parameters.values)
+    flags = [argument.partition("=")[0].lstrip("-") for argument in arguments if argument.startswith("-")]
+    is_from_platform = list(arguments) == ["train"] or (bool(flags) and flags[0] in parameters.values)
     if _SCRIPT in parameters.values or platform.environ.get("HETERO_SCRIPT") or is_from_platform:
         return ["launch", "--", *parameters.script_arguments]
     return ["launch", *arguments]

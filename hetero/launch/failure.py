@@ -38,12 +38,16 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 def failure_text(cause: Cause) -> str:
     """Return the text of the failure file: the cause's first line, and the end of its detail."""
     head = cause.first_line[:MAX_SUMMARY_CHARS]
+    # One character is for the line break after the first line.
     room = MAX_SUMMARY_CHARS - len(head) - 1
     # Consoles and terminals show this file, so control characters in a remote traceback are escaped.
     detail = "\n".join(map(escape_line, detail_lines(cause)))
+    # A few characters of the detail would say nothing.
     if room < 20 or not detail:
         return head
-    return f"{head}\n{detail if len(detail) <= room else '...' + detail[-(room - 3) :]}"
+    if len(detail) > room:
+        detail = "..." + detail[-(room - 3) :]
+    return f"{head}\n{detail}"
 
 
 def detail_lines(cause: Cause) -> list[str]:
@@ -95,7 +99,9 @@ def reserved_space(path: Path) -> Iterator[None]:
             # A killed run may have left this file, and the file may be a link. The reserve was once written through
             # such a link.
             reserve.unlink(missing_ok=True)
-            _write_new(reserve, b"\0" * _RESERVE_BYTES)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with os.fdopen(os.open(reserve, flags, 0o600), "wb", buffering=0) as file:
+                file.write(b"\0" * _RESERVE_BYTES)
     try:
         yield
     finally:
@@ -121,22 +127,12 @@ def write_failure(path: Path, cause: Cause) -> None:
         logs.write_line(f"HETERO_FAILURE {cause.first_line}")
 
 
-def _write_new(path: Path, content: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb", buffering=0) as file:
-        file.write(content)
-
-
 def _write(path: Path, text: str) -> None:
     """Write a text to a file. An existing file is overwritten in place, because this works even if the disk is full."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    try:
-        data = text.encode("utf-8", "replace")
-        left = data
-        while left:
-            left = left[os.write(descriptor, left) :]
-        os.ftruncate(descriptor, len(data))
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(text.encode("utf-8", "replace"))
+        # Remove the rest of a longer text of an earlier run.
+        file.truncate()
         # Some file systems report only here that they are full.
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import logging
@@ -24,7 +25,6 @@ from hetero.control.status import Cause, HostState
 from hetero.errors import ExitCode, HeteroError, first_line
 from hetero.launch import placement
 from hetero.launch.addresses import Addresses
-from hetero.launch.auto_endpoints.memory import HostMemory
 from hetero.launch.auto_endpoints.trainer_endpoints import TrainerEndpoints
 from hetero.launch.control_plane import make_hub
 from hetero.launch.data_services import HostFacts, find_service
@@ -121,6 +121,7 @@ class LaunchedHost:
             self.child_environment |= without_proxy(environ)
         self.interrupted_s: float | None = None
         """Time of the request to stop this host, in monotonic seconds. None before such a request."""
+        # A host that starts no endpoint at first has none to wait for.
         self.endpoints_were_ready = placed.servers.num_at_start == 0
         """Whether all endpoints that this host starts at first have served at the same time at least once."""
         self.generation = 0
@@ -139,6 +140,7 @@ class LaunchedHost:
 
     def _set_up(self, stack: contextlib.ExitStack, environ: Mapping[str, str]) -> None:
         """Acquire the resources of this host in order. Register on ``stack`` how each one is released at the end."""
+        # `signal.signal` returns the handler before, which the stack restores at the end.
         for number in (*self.plan.platform.stop_signals, signal.SIGINT):
             stack.callback(signal.signal, number, signal.signal(number, self._on_signal))
         allow_descriptors(placement.needed_descriptors(len(self.plan.cluster.hosts)))
@@ -156,10 +158,11 @@ class LaunchedHost:
         hub = make_hub(self.plan, address=self.address, resolve=self.addresses.launcher_of, token=token, tls=tls)
         self.hub = stack.enter_context(hub)
         self.watchdog = stack.enter_context(Watchdog(self.plan.timings.lease_s, status=self._status_if_stuck))
-        # The stack calls this after the callbacks below, so the processes that use the memory have ended by then.
+        # The stack calls the callback that was registered last first. So `sweep_memory` runs after `end_descendants`,
+        # which ends the processes that use the memory.
         stack.callback(sweep_memory)
-        # At the end, kill the processes that the script has left behind. The launcher has stopped its own children by
-        # then. The watchdog still runs, because this process may block while it inspects a stuck process.
+        # Kill the processes that the script has left behind. The launcher has stopped its own children by then. The
+        # watchdog still runs, because this process may block while it inspects a stuck process.
         adopt_descendants()
         stack.callback(end_descendants, on_poll=self.watchdog.tick)
         self._sampler = stack.enter_context(
@@ -220,7 +223,6 @@ class LaunchedHost:
             max_endpoints=servers.number,
             slots_per_endpoint=servers.num_slots,
             publish=lambda number: self.hub.update(trainer_endpoints=number),
-            memory=HostMemory(),
         )
 
     def _status_if_stuck(self) -> int:
@@ -234,6 +236,7 @@ class LaunchedHost:
             raise StoppedEarlyError
 
     def _on_endpoints(self, records: tuple[EndpointRecord, ...]) -> None:
+        """Publish the endpoints of this host that serve now. The pool calls this after each change."""
         if len(records) == self.plan.placement.servers.number:
             self.endpoints_were_ready = True
         self.hub.update(endpoints=records)
@@ -254,12 +257,12 @@ class LaunchedHost:
         """Folder for the output files of this host."""
         return output_folder(self.plan.options, self.plan.platform.folders, self.plan.name).absolute()
 
-    def tick(self, waiting_for: Callable[[Membership], str] | None = None) -> None:
+    def tick(self, waiting_for: str | Callable[[Membership], str] = "") -> None:
         """Wait a moment, publish this host's status and handle what has happened in the job.
 
         Args:
-            waiting_for: Returns a text that says what this host waits for. The text is logged about every ten seconds,
-                unless it is empty.
+            waiting_for: Text that says what this host waits for, or a function that returns the text. The text is
+                logged about every ten seconds, unless it is empty.
 
         Raises:
             JobEndsError: If the root cause of the job's failure is known, on this or another host.
@@ -274,24 +277,26 @@ class LaunchedHost:
         with self.hub.membership() as membership:
             decided = membership.own.decided
             endpoints = membership.endpoints()
-            words = "" if waiting_for is None else waiting_for(membership)
-            apply = None if self.trainer_endpoints is None else self.trainer_endpoints.read(membership)
+            awaited = waiting_for if isinstance(waiting_for, str) else waiting_for(membership)
+            change_endpoints = None if self.trainer_endpoints is None else self.trainer_endpoints.read(membership)
             is_to_stop = self._num_signals > 0 or self._loses_dispatcher(membership)
             if self.plan.is_first_trainer:
                 self._timeline.follow(membership, time.monotonic() - self.plan.started_s)
-        # Act on these reports and on signals.
+        # Act on these reports and on signals, without the lock of the membership, because these calls may block.
         if decided is not None:
             raise JobEndsError(decided)
         if is_to_stop:
-            self._take_signal()
+            self._request_stop()
         if self.pool is not None:
             self.pool.follow(endpoints)
-        if apply is not None and not is_to_stop:
-            apply()
-        # A failure of the pool ends this host only before all its endpoints have served once.
+        # A host that stops must not start endpoints.
+        if change_endpoints is not None and not is_to_stop:
+            change_endpoints()
+        # If the endpoints have never served, the job must show why. If the pool fails later, endpoints of other hosts
+        # compute the batches. If no endpoint of any host is left, the ranks fail after their data timeout.
         if self.pool is not None and self.pool.failure is not None and not self.endpoints_were_ready:
             self.fail(cause_of(self.pool.failure, self.plan.name))
-        self._wait_log.show(words)
+        self._wait_log.show(awaited)
 
     def _follow(self) -> None:
         """If the arbiter has restarted the trainer group since the last call, adopt and log the new generation.
@@ -307,9 +312,10 @@ class LaunchedHost:
         if own.generation == self.generation or own.decided is not None:
             return
         self.generation = own.generation
-        why = "an unknown reason" if own.restarted_for is None else own.restarted_for.first_line
+        # The reason is an optional part of the status that this host has adopted.
+        reason = "an unknown reason" if own.restarted_for is None else own.restarted_for.first_line
         limit = self.plan.options.job_restarts
-        logger.warning("restart %d of at most %d of the trainer group, because of %s", self.generation, limit, why)
+        logger.warning("restart %d of at most %d of the trainer group, because of %s", self.generation, limit, reason)
         if self.plan.placement.num_ranks:
             raise RestartError
 
@@ -321,25 +327,29 @@ class LaunchedHost:
                 earlier generation.
         """
         self.watchdog.tick()
-        counters = {"authentication failures": self.hub.auth_failures, "log lines dropped": logs.dropped_lines()}
+        counters = collections.Counter(
+            {"authentication failures": self.hub.auth_failures, "log lines dropped": logs.dropped_lines()}
+        )
+        # Only one host counts the restarts of the group, because the report adds up the counters of all hosts.
         if self.plan.is_first_trainer:
             counters["job restarts"] = self.generation
         if self.pool is not None:
-            for name, count in self.pool.counters().items():
-                counters[name] = counters.get(name, 0) + count
+            counters.update(self.pool.counters())
         usage = dataclasses.replace(self._sampler.usage(), **self._endpoints_usage())
         usage_json = usage.to_json()
-        # After a restart that this host has not handled yet, only FAILED is still a correct state of its old ranks.
+        sets_state = changes.get("state") not in (None, HostState.FAILED)
         with self.hub.membership() as membership:
-            is_behind = self.plan.placement.num_ranks > 0 and membership.own.generation != self.generation
-            is_behind = is_behind and changes.get("state") not in (None, HostState.FAILED)
-            if not is_behind:
+            # The trainer group restarts, and this host has not handled that yet. A state of its old ranks, such as
+            # DONE, would then count for the new ranks. FAILED is the exception, because it ends the host.
+            is_outdated = (
+                sets_state and self.plan.placement.num_ranks > 0 and membership.own.generation != self.generation
+            )
+            if not is_outdated:
                 # Add the counters of the ranks of earlier generations, which have ended.
-                for name, count in membership.past_ranks.counters.items():
-                    counters[name] = counters.get(name, 0) + count
+                counters.update(membership.past_ranks.counters)
                 ticks = membership.own.ticks + 1
-                membership.update(usage_json=usage_json, counters=counters, ticks=ticks, **changes)
-        if is_behind:
+                membership.update(usage_json=usage_json, counters=dict(counters), ticks=ticks, **changes)
+        if is_outdated:
             self._follow()
 
     def _endpoints_usage(self) -> dict[str, Any]:
@@ -356,6 +366,10 @@ class LaunchedHost:
             "batches_computed": int(statistics["num_batches"]) if "num_batches" in statistics else None,
         }
 
+    def fail_because(self, summary: str, exit_code: ExitCode) -> NoReturn:
+        """Report a failure that the launcher of this host has found, and wait for the decision. See `fail`."""
+        self.fail(Cause(host=self.plan.name, summary=summary, exit_code=exit_code))
+
     def fail(self, cause: Cause) -> NoReturn:
         """Report a failure of this host and wait for the arbiter's decision.
 
@@ -367,15 +381,15 @@ class LaunchedHost:
             JobEndsError: With the root cause.
             RestartError: If the trainer group restarts.
         """
+        # The failure of a rank counts only for the generation of this rank.
         self.hub.fail(cause, generation=self.generation if cause.of_rank else None)
         timings = self.plan.timings
         has_joined = self.plan.options.join is not None
         patience_s = 2 * timings.heartbeat_s if has_joined else timings.lease_s + END_TIMEOUT_S
         deadline_s = time.monotonic() + patience_s
         while time.monotonic() < deadline_s:
-            self.hub.wait(_TICK_S)
+            self.wait()
             reap_adopted()
-            self.publish()
             self._follow()
             with self.hub.membership() as membership:
                 decided = membership.own.decided
@@ -388,19 +402,20 @@ class LaunchedHost:
         dispatcher_host = self.plan.placement.servers.dispatcher_host
         return bool(dispatcher_host and self.plan.placement.num_ranks) and membership.was_asked_to_stop(dispatcher_host)
 
-    def _take_signal(self) -> None:
+    def _request_stop(self) -> None:
         """Ask the whole job to stop, once. Fail after a second signal, or if ranks overrun the stop grace."""
-        now_s = time.monotonic()
+        now_s, grace_s = time.monotonic(), self.plan.timings.stop_grace_s
         if self.interrupted_s is None:
             self.interrupted_s = now_s
             logger.warning("asked to stop: ranks end after their current step, then every host stops")
             self.hub.update(stop_requested=True)
         elif self._num_signals > 1:
+            # Do not wait for the arbiter's decision, because a second signal must end this host at once.
             summary = "stopped by a second signal"
             raise JobEndsError(Cause(host=self.plan.name, summary=summary, exit_code=ExitCode.SHUTDOWN_OVERRAN))
-        elif self.plan.placement.num_ranks and now_s - self.interrupted_s > self.plan.timings.stop_grace_s:
-            summary = f"the ranks did not end within {self.plan.timings.stop_grace_s:.0f} s of the request to stop"
-            self.fail(Cause(host=self.plan.name, summary=summary, exit_code=ExitCode.SHUTDOWN_OVERRAN))
+        elif self.plan.placement.num_ranks and now_s - self.interrupted_s > grace_s:
+            summary = f"the ranks did not end within {grace_s:.0f} s of the request to stop"
+            self.fail_because(summary, ExitCode.SHUTDOWN_OVERRAN)
 
     # At the end of the job
 
@@ -412,12 +427,12 @@ class LaunchedHost:
         this host. The peer tries again about a second after a failed connection.
         """
         deadline_s = time.monotonic() + END_TIMEOUT_S
-        refusals = (ExitCode.AUTHENTICATION, ExitCode.DISAGREEMENT, ExitCode.PORT)
+        codes_of_refused_peers = (ExitCode.AUTHENTICATION, ExitCode.DISAGREEMENT, ExitCode.PORT)
         while time.monotonic() < deadline_s:
             with self.hub.membership() as membership:
                 decided = membership.own.decided
-                is_refused = decided is not None and decided.exit_code in refusals
-                if membership.final_delivered and not is_refused:
+                was_peer_refused = decided is not None and decided.exit_code in codes_of_refused_peers
+                if membership.final_delivered and not was_peer_refused:
                     return
             self.wait()
 
@@ -432,9 +447,10 @@ class LaunchedHost:
         A profile run writes no report, because its steps differ from the steps of the job.
         """
         with self.hub.membership() as membership:
-            departed = membership.joined_hosts.left
-            past = [host.status for host in departed if host.status is not None]
-            statuses, own = membership.statuses() + past, membership.own
+            # Data hosts that joined and have left again count too, if they have sent a status.
+            left = [host.status for host in membership.joined_hosts.left if host.status is not None]
+            statuses, own = membership.statuses() + left, membership.own
+        # Without an output folder, and outside of a platform, nobody reads the metrics of a host.
         if self.plan.options.output_dir is not None or self.plan.platform.folders.root.is_dir():
             write_metrics(self.output_folder, self.plan.cluster, own)
         if not self.plan.is_first_trainer or self.plan.options.profile:
@@ -450,11 +466,11 @@ class LaunchedHost:
         """Return the data hosts that have joined the running job, with the hosts that have left again."""
         with self.hub.membership() as membership:
             hosts, now_s = membership.joined_hosts, time.monotonic()
-            times = [(host.joined, host.present_s) for host in hosts.left]
-            times += [(joined, hosts.present_s(host, now_s)) for host, joined in hosts.present.items()]
+            stays = [(host.joined, host.present_s) for host in hosts.left]
+            stays += [(joined, hosts.present_s(host, now_s)) for host, joined in hosts.present.items()]
         return [
             JoinedFacts(host=joined.host, group=joined.group, instance_type=joined.instance_type, present_s=present_s)
-            for joined, present_s in times
+            for joined, present_s in stays
         ]
 
 

@@ -48,6 +48,7 @@ def join_job(
     name = options.host or socket.gethostname()
     group, _, instance_type = (options.join_group or "").partition("=")
     joining = _JoiningHost(options, environ, name=name, group=group, instance_type=instance_type)
+    # An IPv6 address before a port is in brackets.
     admission = joining.ask(peer.strip("[]"), int(port))
     if admission is None:
         return None
@@ -89,12 +90,7 @@ def register(
         document = admission.document
     else:
         registrar = Registrar(
-            JoinedHost(
-                host=name,
-                address=join_address(own, options.port),
-                group=registration.group,
-                instance_type=registration.instance_type,
-            ),
+            joining.described(own),
             num_hosts=registration.num_hosts,
             groups=registration.groups,
             token=joining.token,
@@ -141,22 +137,25 @@ class _JoiningHost:
         self._instance_type = instance_type
         self.log = WaitLog(self.timings.patience_s)
 
+    def described(self, address: str) -> JoinedHost:
+        """Return this host with a numeric address, as the other hosts of the job get to know it."""
+        return JoinedHost(
+            host=self._name,
+            address=join_address(address, self._options.port),
+            group=self._group,
+            instance_type=self._instance_type,
+        )
+
     def ask(self, peer: str, port: int) -> Admission | None:
-        """Ask until the peer answers. Return None if the peer's job is about to end."""
+        """Ask until the peer answers, at most for the start timeout. Return None if its job is about to end."""
         deadline_s = time.monotonic() + self.timings.start_timeout_s
         while True:
             try:
                 # Resolved in each attempt, because the name may appear minutes after the start (F15).
                 address = resolve_address(peer)
                 own = self.address or own_address(self._name, address, port, self._environ)
-                host = JoinedHost(
-                    host=self._name,
-                    address=join_address(own, self._options.port),
-                    group=self._group,
-                    instance_type=self._instance_type,
-                )
                 request = JoinRequest(
-                    host=host,
+                    host=self.described(own),
                     version=__version__,
                     script_digest=script_digest(self._options),
                     options=shared_options(self._options, None),
@@ -188,7 +187,8 @@ def own_address(name: str, peer: str, port: int, environ: Mapping[str, str] | No
         ClusterError: If this host lacks a route to the peer.
     """
     is_listed = bool(name and (environ or {}).get("HETERO_HOSTS_FILE"))
-    if is_listed or name.replace(".", "").isdigit() or ":" in name:
+    is_address = name.replace(".", "").isdigit() or ":" in name
+    if is_listed or is_address:
         return resolve_address(name)
     family = socket.AF_INET6 if ":" in peer else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -27,11 +27,11 @@ import traceback
 from pathlib import Path
 
 from hetero.cluster import ClusterSpec, Platform, Role, several_trainers
+from hetero.cluster.roles import check_spot_groups
 from hetero.config import LaunchOptions, framework_of
 from hetero.control.status import Cause, HostState
 from hetero.documents.files import make_output_folder, write_text
 from hetero.errors import ExitCode, HeteroError
-from hetero.launch.control_plane import check_spot_groups
 from hetero.launch.failure import reserved_space, shown_detail, write_failure
 from hetero.launch.host import JobEndsError, LaunchedHost, RestartError, StoppedEarlyError, cause_of
 from hetero.launch.ranks.leader import Follower, LocalLeader, meeting_name, rank_command
@@ -66,7 +66,7 @@ def launch(options: LaunchOptions, cluster: ClusterSpec, *, platform: Platform) 
     # trained to its end, could not write its report, and still ended with 0.
     if options.output_dir is not None:
         make_output_folder(options.output_dir)
-    # Check the plan now too, because only the report at the end uses it.
+    # Check the plan now too, although only the report at the end uses it.
     if options.plan is not None:
         # This module imports NumPy, which the launchers of jobs without a plan do not need.
         from hetero.report.plan import load_plan
@@ -76,8 +76,10 @@ def launch(options: LaunchOptions, cluster: ClusterSpec, *, platform: Platform) 
         group=cluster.current_group.name, host=cluster.current_host, role=cluster.role.value, level=options.log_level
     )
     logger.info("platform: %s, from %s", platform.name, cluster.source)
-    check_spot_groups(options, cluster)
-    is_simulated = "HETERO_SIMULATED" in os.environ  # set by `hetero simulate`
+    spot_groups = [text.rpartition("=")[0] for text in options.spot_groups]
+    check_spot_groups(spot_groups, {group.name: group.role for group in cluster.groups})
+    # Injected faults need --allow-faults on a platform, but not on the hosts of `hetero simulate`.
+    is_simulated = "HETERO_SIMULATED" in os.environ
     permit_faults(
         os.environ,
         allow=options.allow_faults,
@@ -92,28 +94,30 @@ def launch(options: LaunchOptions, cluster: ClusterSpec, *, platform: Platform) 
     if parent is None:
         return _lead(options, cluster, platform, AgentStarter(framework_of(options)))
     variables = take_variables(os.environ, parent)
-    # mpirun copies the platform's variables of its first host to all other hosts, for example SM_CURRENT_HOST.
+    # mpirun copies the platform's variables of its first host to all other hosts, for example SM_CURRENT_HOST. Correct
+    # the copied ones.
     if parent.gives_ranks:
-        facts = platform.own_variables(cluster)
-        os.environ.update({name: fact for name, fact in facts.items() if name in os.environ})
+        own_variables = platform.own_variables(cluster)
+        os.environ.update({name: value for name, value in own_variables.items() if name in os.environ})
     name = meeting_name(
         parent, job_id=platform.job_id(cluster), host=cluster.current_host, base_dir=platform.folders.root
     )
-    # Under mpirun the launcher with local rank 0 forks. The child leads, and the parent follows. The reason is in
-    # `hetero.launch.ranks.leader`.
-    forked_pid = os.fork() if parent.leads and parent.gives_ranks else None
-    if forked_pid == 0:
+    # Under mpirun the launcher with local rank 0 forks. The child leads, and the parent follows, because mpirun kills
+    # its own processes too early. `hetero.launch.ranks.leader` explains this.
+    does_work_of_host = parent.local_rank == 0
+    child_pid = os.fork() if does_work_of_host and parent.gives_ranks else None
+    is_child = child_pid == 0
+    if is_child:
         # Leave the process group, because mpirun sends its signals there.
         os.setsid()
-    elif forked_pid is not None or not parent.leads:
-        command = rank_command(options.command)
+    elif child_pid is not None or not does_work_of_host:
         follower = Follower(
             parent,
             name,
-            command=command,
+            command=rank_command(options.command),
             variables=variables,
             stopped_code=_stopped(options),
-            leader_pid=forked_pid,
+            leader_pid=child_pid,
         )
         return _follow(follower, cluster.current_host, platform)
     logger.info("this launcher leads the %d processes that %s made on this host", parent.num_local, parent.name)
@@ -207,8 +211,8 @@ def _run(host: LaunchedHost, failure_file: Path) -> int:
         logger.exception("an error inside hetero")
         return _abort(host, _agreed(host, _internal(error, host.plan.name)), failure_file)
     # A profile run requests its own stop when everything is measured. It then counts as successful, not as stopped.
-    ended_itself = host.plan.options.profile and host.interrupted_s is None
-    return _stopped(host.plan.options) if host.was_stopped and not ended_itself else int(ExitCode.OK)
+    requested_own_stop = host.plan.options.profile and host.interrupted_s is None
+    return _stopped(host.plan.options) if host.was_stopped and not requested_own_stop else int(ExitCode.OK)
 
 
 def _stopped(options: LaunchOptions) -> int:
@@ -218,12 +222,13 @@ def _stopped(options: LaunchOptions) -> int:
 
 def _internal(error: Exception, host: str) -> Cause:
     """Return the cause for an unexpected error. A lack of system resources has its own exit code."""
-    is_lack = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _SHORTAGES)
+    lacks_resource = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _SHORTAGES)
+    what = "not enough resources" if lacks_resource else "an error inside hetero"
     return Cause(
         host=host,
-        summary=f"{'not enough resources' if is_lack else 'an error inside hetero'}: {type(error).__name__}: {error}",
+        summary=f"{what}: {type(error).__name__}: {error}",
         detail=traceback.format_exc(),
-        exit_code=ExitCode.RESOURCES if is_lack else ExitCode.INTERNAL,
+        exit_code=ExitCode.RESOURCES if lacks_resource else ExitCode.INTERNAL,
     )
 
 

@@ -84,22 +84,23 @@ def plan(options: LaunchOptions, cluster: ClusterSpec, *, num_gpus: int, num_giv
         num_given: Number of ranks of this host that mpirun has made. If 0, the options give the number of ranks.
     """
     service = find_service(options.data_service)
-    is_trainer = cluster.role is Role.TRAINER
-    data_service = options.data_service if cluster.data_hosts else ""
-    has_trainer_endpoints = bool(trainer_endpoints_of(options, has_data_hosts=bool(cluster.data_hosts)))
-    uses_endpoints = has_trainer_endpoints or options.emulate_sample_s is not None
+    has_data_hosts = bool(cluster.data_hosts)
+    has_trainer_endpoints = bool(trainer_endpoints_of(options, has_data_hosts=has_data_hosts))
+    # With emulated vCPUs, trainer hosts have endpoints even if the option does not ask for them.
+    trainers_have_endpoints = has_trainer_endpoints or options.emulate_sample_s is not None
     framework = framework_of(options)
     num_by_default = num_gpus if RANK_FRAMEWORKS[framework].has_rank_per_gpu else 1
     # The first stated number counts: made by mpirun, given as an option, one per GPU. Else there is one rank.
     num_ranks = num_given or options.nproc_per_node or num_by_default or 1
     return Placement(
         servers=service.plan(options, cluster),
-        num_ranks=num_ranks if is_trainer else 0,
+        num_ranks=num_ranks if cluster.role is Role.TRAINER else 0,
         num_gpus=num_gpus,
         framework=framework,
-        remote=(bool(cluster.data_hosts) and service.computes_batches) or uses_endpoints,
-        data_service=data_service,
+        remote=trainers_have_endpoints or (has_data_hosts and service.computes_batches),
+        data_service=options.data_service if has_data_hosts else "",
         are_ranks_given=bool(num_given),
+        # Simulated hosts share a machine.
         usage_scope="tree" if "HETERO_SIMULATED" in os.environ else "host",
     )
 

@@ -6,13 +6,13 @@ import logging
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from hetero.audit.ledger import DIRECTORY_VARIABLE
 from hetero.cluster import Role
 from hetero.control.members.membership import Membership
 from hetero.control.rank.variables import LAUNCHER_VARIABLE, REMOTE_VARIABLE
-from hetero.control.status import Cause, HostState, RankReport
+from hetero.control.status import HostState, RankReport
 from hetero.errors import ExitCode
 from hetero.launch.data_services import ServiceWatch, find_service
 from hetero.launch.host import LaunchedHost, RestartError
@@ -84,23 +84,28 @@ def serve(host: LaunchedHost) -> None:
     _start_endpoints(host, deadline_s)
     host.publish(state=HostState.SERVING)
     logger.info("serving with %s", "nothing" if host.pool is None else host.pool.describe())
-    # This variable stays True when trainer hosts restart and are missing again.
-    trainers_came = False
+    # The time limit is only for the start. Trainer hosts that restart later are missing for a while again.
+    have_all_appeared = False
     while not _may_leave(host):
         with host.hub.membership() as membership:
             missing = membership.missing(Role.TRAINER, at_least=HostState.WAIT_PEERS)
-        trainers_came = trainers_came or not missing
-        if not trainers_came and time.monotonic() > deadline_s:
+        have_all_appeared = have_all_appeared or not missing
+        if have_all_appeared:
+            host.tick(lambda membership: _awaited_at_stop(host, membership))
+        elif time.monotonic() > deadline_s:
             waited_s = host.plan.timings.start_timeout_s
-            summary = f"trainer hosts did not appear within {waited_s:.0f} s: {_words(missing)}"
-            host.fail(Cause(host=host.plan.name, summary=summary, exit_code=ExitCode.TRAINER_HOSTS_MISSING))
-        awaited = None if trainers_came else _words(missing)
-        host.tick(lambda membership, awaited=awaited: _words_on_trainers(host, membership, awaited))  # type: ignore[misc]
+            summary = f"trainer hosts did not appear within {waited_s:.0f} s: {_listed(missing)}"
+            host.fail_because(summary, ExitCode.TRAINER_HOSTS_MISSING)
+        else:
+            host.tick(_listed(missing))
     host.publish(state=HostState.DRAINING)
+    # The dispatcher of tf.data.service must end after the workers of the other data hosts.
     if host.plan.name == host.plan.placement.servers.dispatcher_host:
-        _let_workers_end(host)
+        # Ignore lost hosts, because their workers are lost too.
+        _await_data_hosts(host, host.plan.timings.abort_grace_s, host.tick)
     if host.pool is not None:
         host.pool.stop(host.plan.timings.abort_grace_s)
+    # A profile run measures the samples after the endpoints have ended, because endpoints use CPU time.
     if host.plan.options.profile:
         JobProfile(host).serve()
     host.publish(state=HostState.DONE, endpoints=())
@@ -124,13 +129,17 @@ def train(host: LaunchedHost) -> None:
         if host.pool is not None:
             host.pool.stop(host.plan.timings.abort_grace_s)
         profile.finish()
+    # Say farewell first, because peers wait for the last status, and endpoints may take seconds to end.
     host.farewell()
     if host.pool is not None:
         host.pool.stop(host.plan.timings.abort_grace_s)
     # Without this wait, reports of short jobs lacked the last figures, for example 9 batches computed of 44 received. A
     # profile run does not wait, because it writes no report.
     if host.plan.is_first_trainer and profile is None:
-        _await_last_figures(host)
+        # Data hosts give their endpoints the grace to end, and then send the status with the last counts. Do not use
+        # `tick`, which would raise if a host fails now, because the ranks are done and the job has succeeded.
+        timeout_s = host.plan.timings.abort_grace_s + 2 * host.plan.timings.heartbeat_s
+        _await_data_hosts(host, timeout_s, host.wait)
     host.report()
 
 
@@ -138,6 +147,7 @@ def _train_generation(host: LaunchedHost, profile: JobProfile | None = None) -> 
     """Run this host's ranks until they finish or the trainer group restarts. Return whether they finished."""
     try:
         _wait_for_processes(host)
+        # With torch, all ranks connect to the port of one host, and the other hosts need none.
         num_ports = host.starter.num_ports(host.plan.name, host.plan.trainer_hosts, host.plan.placement.num_ranks)
         port = free_port(num_ports) if num_ports else 0
         host.publish(state=HostState.WAIT_PEERS, rendezvous_port=port)
@@ -145,8 +155,9 @@ def _train_generation(host: LaunchedHost, profile: JobProfile | None = None) -> 
             host.publish(state=HostState.TRAINING)
             _run_ranks(host, profile)
         host.publish(state=HostState.DONE)
+        # The endpoints of this host serve other hosts to the end. And until then, a failure may restart all ranks.
         while not _trainers_done(host):
-            host.tick(lambda membership: _words(membership.missing(Role.TRAINER, at_least=HostState.DONE)))
+            host.tick(lambda membership: _listed(membership.missing(Role.TRAINER, at_least=HostState.DONE)))
     except RestartError:
         return False
     return True
@@ -154,9 +165,9 @@ def _train_generation(host: LaunchedHost, profile: JobProfile | None = None) -> 
 
 def _check_starter(host: LaunchedHost, *, is_trainer: bool) -> None:
     """Fail if ranks cannot be started on this host, or if mpirun made ranks on a data host."""
-    found = host.starter.obstacle(is_trainer=is_trainer, job_restarts=host.plan.options.job_restarts)
-    if found:
-        host.fail(_misuse(host, found))
+    obstacle = host.starter.obstacle(is_trainer=is_trainer, job_restarts=host.plan.options.job_restarts)
+    if obstacle:
+        host.fail_because(obstacle, ExitCode.USAGE)
 
 
 def _start_endpoints(host: LaunchedHost, deadline_s: float) -> None:
@@ -169,7 +180,7 @@ def _start_endpoints(host: LaunchedHost, deadline_s: float) -> None:
         host.tick(lambda _: f"{pool.describe()} on this host")
         if time.monotonic() > deadline_s:
             summary = f"endpoints were not ready within {host.plan.timings.start_timeout_s:.0f} s"
-            host.fail(Cause(host=host.plan.name, summary=summary, exit_code=ExitCode.DATA_HOSTS_MISSING))
+            host.fail_because(summary, ExitCode.DATA_HOSTS_MISSING)
 
 
 def _may_leave(host: LaunchedHost) -> bool:
@@ -180,52 +191,36 @@ def _may_leave(host: LaunchedHost) -> bool:
     if is_done:
         logger.info("every trainer host is done")
         return True
-    # Wait this long, because a request to stop the whole job reaches all hosts by then.
-    patience_s = host.plan.timings.suspect_s
-    if host.interrupted_s is None or job_stops or time.monotonic() - host.interrupted_s < patience_s:
+    # If the whole job stops, this host must serve until the ranks have ended. So only a request for this host alone
+    # counts. A request for the whole job has reached all hosts within `suspect_s`.
+    if host.interrupted_s is None or job_stops:
+        return False
+    if time.monotonic() - host.interrupted_s < host.plan.timings.suspect_s:
         return False
     logger.warning("only this host was asked to stop. It leaves the job, and the other hosts compute its batches")
     return True
 
 
-def _let_workers_end(host: LaunchedHost) -> None:
-    """Wait a short time until the other data hosts have ended their workers. The dispatcher must end after the workers.
-
-    Ignore lost hosts, because their workers are lost too.
-    """
-    deadline_s = time.monotonic() + host.plan.timings.abort_grace_s
-    while _is_other_data_host_at_work(host) and time.monotonic() < deadline_s:
-        host.tick()
-
-
-def _await_last_figures(host: LaunchedHost) -> None:
-    """Wait a short time until all data hosts are done. Their last statuses have all that their endpoints computed.
-
-    Data hosts give their endpoints the grace to end, and then send the status. If a host falls silent meanwhile, this
-    function no longer waits for it.
-    """
-    deadline_s = time.monotonic() + host.plan.timings.abort_grace_s + 2 * host.plan.timings.heartbeat_s
-    while _is_other_data_host_at_work(host) and time.monotonic() < deadline_s:
-        host.wait()
-
-
-def _is_other_data_host_at_work(host: LaunchedHost) -> bool:
-    with host.hub.membership() as membership:
-        return bool(membership.at_work(Role.DATA))
-
-
-def _words_on_trainers(host: LaunchedHost, membership: Membership, awaited: str | None) -> str:
-    """Return the trainer hosts that a data host waits for, as text. Empty while the data host serves them.
+def _await_data_hosts(host: LaunchedHost, timeout_s: float, wait: Callable[[], None]) -> None:
+    """Wait until no other data host is at work. Hosts that have fallen silent do not count.
 
     Args:
         host: This host.
-        membership: What this host knows of the other hosts.
-        awaited: The trainer hosts that are missing at the start. None after all of them have come.
+        timeout_s: Longest time to wait, in seconds.
+        wait: Waits a moment. It is called again and again.
     """
-    if awaited is not None:
-        return awaited
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        with host.hub.membership() as membership:
+            if not membership.at_work(Role.DATA):
+                return
+        wait()
+
+
+def _awaited_at_stop(host: LaunchedHost, membership: Membership) -> str:
+    """Return the trainer hosts whose end a data host awaits after a request to stop, as text. Empty before it."""
     if host.interrupted_s is not None or membership.stop_requested:
-        return f"the job's end on {_words(membership.missing(Role.TRAINER, at_least=HostState.DONE))}"
+        return f"the job's end on {_listed(membership.missing(Role.TRAINER, at_least=HostState.DONE))}"
     return ""
 
 
@@ -238,31 +233,30 @@ def _wait_for_peers(host: LaunchedHost, deadline_s: float) -> bool:
             trainers = membership.missing(Role.TRAINER, at_least=HostState.WAIT_PEERS)
             stop_requested = membership.stop_requested
             has_failure = membership.has_failure
-        words = _words(data + trainers)
+        awaited = _listed(data + trainers)
         # Wait for the decision about a known failure. Otherwise a short job of hosts that disagree would end
         # successfully before the decision.
-        if not words and has_failure:
-            words = "the decision about a failure"
+        if not awaited and has_failure:
+            awaited = "the decision about a failure"
         # Wait for these names here, where the host continues to send heartbeats. When ranks were started first, the
         # host waited for a name without heartbeats, and the other hosts considered it stuck.
         unresolved = [
             name for name in host.starter.meeting_hosts(host.plan.trainer_hosts) if host.addresses.known(name) is None
         ]
-        if not words and unresolved:
-            words = f"the address of {', '.join(unresolved)}, where ranks meet"
+        if not awaited and unresolved:
+            awaited = f"the address of {', '.join(unresolved)}, where ranks meet"
         if stop_requested:
             # Other hosts must learn of the request before they see this host's DONE state, or they would start ranks.
             host.publish(stop_requested=True)
             return False
         if summary := host.starter.early_end():
-            host.fail(Cause(host=host.plan.name, summary=summary, exit_code=ExitCode.SCRIPT_FAILED))
-        if not words:
+            host.fail_because(summary, ExitCode.SCRIPT_FAILED)
+        if not awaited:
             return True
         if time.monotonic() > deadline_s:
             code = ExitCode.DATA_HOSTS_MISSING if data else ExitCode.TRAINER_HOSTS_MISSING
-            summary = f"still missing after {host.plan.timings.start_timeout_s:.0f} s: {words}"
-            host.fail(Cause(host=host.plan.name, summary=summary, exit_code=code))
-        host.tick(lambda _, words=words: words)  # type: ignore[misc]
+            host.fail_because(f"still missing after {host.plan.timings.start_timeout_s:.0f} s: {awaited}", code)
+        host.tick(awaited)
 
 
 def _run_ranks(host: LaunchedHost, profile: JobProfile | None = None) -> None:
@@ -297,20 +291,22 @@ def _run_ranks(host: LaunchedHost, profile: JobProfile | None = None) -> None:
     )
     # Start the ranks and watch them until they have ended.
     shown = _ShownProgress(host)
+    # Time when this host learned of a request to stop.
     stopped_s = math.inf
+    # Some data services need a watch, because the ranks would not notice for a long time that the service is lost.
     service = find_service(plan.options.data_service)
     watch = service.watch(plan.name, plan.placement.servers, plan.timings) if plan.placement.data_service else None
     ranks = host.starter.start(options, host=plan.name, relay=host.relay, run_dir=host.run_dir)
     try:
         while (status := ranks.poll()) is None:
-            host.tick(lambda membership: _words_on_ends(membership.own.ranks, options.num_ranks))
+            host.tick(lambda membership: _awaited_ends(membership.own.ranks, options.num_ranks))
             if watch is not None:
                 _check_service(host, watch)
             if host.was_stopped:
                 stopped_s = min(stopped_s, time.monotonic())
             # Without this check, the ranks waited for the ranks of the other host until the grace was over, and the job
             # ended with HET-41.
-            if _is_left_alone(host):
+            if _waits_for_missing_ranks(host):
                 logger.warning(
                     "asked to stop before another trainer host started its ranks; ending the ranks of this host"
                 )
@@ -326,9 +322,9 @@ def _run_ranks(host: LaunchedHost, profile: JobProfile | None = None) -> None:
         if status != 0:
             host.fail(ranks.cause(reported))
         # A rank that reports a failure and ends with 0 has finished, but one of its stop callbacks has failed.
-        for failure in reported.values():
+        if reported:
             _let_others_end(host, min(stopped_s, time.monotonic()))
-            host.fail(failure)
+            host.fail(next(iter(reported.values())))
     finally:
         ranks.kill()
     if host.plan.is_first_trainer and profile is None:
@@ -340,8 +336,7 @@ def _run_ranks(host: LaunchedHost, profile: JobProfile | None = None) -> None:
 def _check_service(host: LaunchedHost, watch: ServiceWatch) -> None:
     """Fail if the data service no longer serves the ranks of this host."""
     with host.hub.membership() as membership:
-        records = membership.endpoints()
-        reports = membership.own.ranks
+        records, reports = membership.endpoints(), membership.own.ranks
     cause = watch.check(records, reports)
     if cause is not None:
         host.fail(cause)
@@ -351,25 +346,22 @@ def _meeting_points(host: LaunchedHost, ports: Mapping[str, int]) -> list[tuple[
     """Return the address and first port of each host whose ranks listen for other ranks."""
     names = host.starter.meeting_hosts(host.plan.trainer_hosts, ports)
     if not names:
-        host.fail(_misuse(host, "mpirun put rank 0 on no trainer host; make it start hetero on all trainer hosts"))
+        summary = "mpirun put rank 0 on no trainer host; make it start hetero on all trainer hosts"
+        host.fail_because(summary, ExitCode.USAGE)
     return [(host.addresses.of(name), ports[name]) for name in names]
 
 
 def _wait_for_processes(host: LaunchedHost) -> None:
     """Wait until all processes that must exist before the ranks start have connected."""
     deadline_s = time.monotonic() + host.plan.timings.start_timeout_s
-    while words := host.starter.waits_for():
-        host.tick(lambda _, words=words: words)  # type: ignore[misc]
+    while awaited := host.starter.waits_for():
+        host.tick(awaited)
         if time.monotonic() > deadline_s:
-            summary = f"still missing after {host.plan.timings.start_timeout_s:.0f} s: {words}"
-            host.fail(Cause(host=host.plan.name, summary=summary, exit_code=ExitCode.TRAINER_HOSTS_MISSING))
+            summary = f"still missing after {host.plan.timings.start_timeout_s:.0f} s: {awaited}"
+            host.fail_because(summary, ExitCode.TRAINER_HOSTS_MISSING)
 
 
-def _misuse(host: LaunchedHost, summary: str) -> Cause:
-    return Cause(host=host.plan.name, summary=summary, exit_code=ExitCode.USAGE)
-
-
-def _is_left_alone(host: LaunchedHost) -> bool:
+def _waits_for_missing_ranks(host: LaunchedHost) -> bool:
     """Return whether this host's ranks wait for ranks that another host will not start.
 
     This happens if a request to stop arrives when this host has started its ranks and another trainer host has not.
@@ -393,7 +385,7 @@ def _let_others_end(host: LaunchedHost, stopped_s: float) -> None:
     """
     deadline_s = stopped_s + host.plan.timings.early_grace_s
     while (names := _unfinished(host)) and time.monotonic() < deadline_s:
-        host.tick(lambda _, names=names: f"the end of rank {names}")  # type: ignore[misc]
+        host.tick(f"the end of rank {names}")
 
 
 def _unfinished(host: LaunchedHost) -> str:
@@ -405,7 +397,7 @@ def _unfinished(host: LaunchedHost) -> str:
     return ", ".join(str(report.rank) for report in reports if not report.finished)
 
 
-def _words_on_ends(reports: Sequence[RankReport], num_ranks: int) -> str:
+def _awaited_ends(reports: Sequence[RankReport], num_ranks: int) -> str:
     """Return the ranks whose processes still run, as text, if all scripts have ended. Else return an empty text."""
     if len(reports) < num_ranks or not all(report.finished for report in reports):
         return ""
@@ -439,10 +431,12 @@ class _ShownProgress:
             trainers = membership.statuses(Role.TRAINER)
             endpoints = membership.endpoints()
             others = membership.statuses(Role.DATA)
+            # The totals of the job include batches of data hosts that have left.
             others += [gone.status for gone in membership.joined_hosts.left if gone.status is not None]
         found = progress.measure(trainers)
         if found is not None:
             logger.info("progress: %s", progress.describe(found))
+        # Ranks that load their own data could not use a data host.
         is_remote = self._host.plan.placement.remote
         wanted = self._wanted.observe(window_of(trainers, others, endpoints)) if is_remote else None
         log_metrics(progress_metrics(trainers, num_endpoints=len(endpoints), wanted=wanted))
@@ -453,5 +447,6 @@ def _trainers_done(host: LaunchedHost) -> bool:
         return membership.trainers_done
 
 
-def _words(missing: list[tuple[str, str]]) -> str:
-    return "; ".join(f"{host} ({word})" for host, word in missing)
+def _listed(missing: list[tuple[str, str]]) -> str:
+    """Return hosts and the last known state of each, as text."""
+    return "; ".join(f"{host} ({state})" for host, state in missing)

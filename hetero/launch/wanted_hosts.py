@@ -67,35 +67,38 @@ class WantedHosts:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._before: Window | None = None
+        """Totals at the begin of the present window. None before the first call of `observe`."""
         self._began_s = clock()
         """Time when the present window began."""
         self._clock = clock
-        self._values: collections.deque[tuple[float, float]] = collections.deque(maxlen=_MAX_WINDOWS)
-        """Time of each window's end, and the number that follows from it."""
+        self._numbers: collections.deque[tuple[float, float]] = collections.deque(maxlen=_MAX_WINDOWS)
+        """Time of each window's end, and the number of data hosts that follows from the window."""
 
     def observe(self, now: Window) -> Estimate | None:
         """Add the latest totals. Return an estimate, or None while there are fewer than three windows."""
         now_s = self._clock()
-        value = None if self._before is None else _wanted(self._before, now)
         # Reports of ranks and of endpoints come at different times, so a window lasts until both have changed.
-        has_stopped = value is None and now_s - self._began_s > _MAX_AGE_S
-        if value is not None:
-            self._values.append((now_s, value))
-        if has_stopped:
-            self._values.clear()
-        if value is not None or self._before is None or has_stopped:
+        number = None if self._before is None else _wanted_number(self._before, now)
+        is_job_paused = number is None and now_s - self._began_s > _MAX_AGE_S
+        if number is not None:
+            self._numbers.append((now_s, number))
+        # Windows from before a pause may say nothing about the job after the pause.
+        if is_job_paused:
+            self._numbers.clear()
+        if number is not None or self._before is None or is_job_paused:
             self._before, self._began_s = now, now_s
         # Three windows are always kept. If windows last longer than a minute, there would be no estimate otherwise.
-        while len(self._values) > _MIN_WINDOWS and now_s - self._values[0][0] > _MAX_AGE_S:
-            self._values.popleft()
-        if len(self._values) < _MIN_WINDOWS:
+        while len(self._numbers) > _MIN_WINDOWS and now_s - self._numbers[0][0] > _MAX_AGE_S:
+            self._numbers.popleft()
+        if len(self._numbers) < _MIN_WINDOWS:
             return None
-        values = [number for _, number in self._values]
-        mean = statistics.fmean(values)
-        error = statistics.stdev(values) / math.sqrt(len(values))
-        reach = _STUDENT_90[len(values)] * error
+        # The interval is the mean, plus and minus Student's quantile times the standard error of the mean.
+        numbers = [number for _, number in self._numbers]
+        mean = statistics.fmean(numbers)
+        standard_error = statistics.stdev(numbers) / math.sqrt(len(numbers))
+        half_width = _STUDENT_90[len(numbers)] * standard_error
         return Estimate(
-            hosts=math.ceil(mean), low=max(0, math.ceil(mean - reach)), high=max(0, math.ceil(mean + reach))
+            hosts=math.ceil(mean), low=max(0, math.ceil(mean - half_width)), high=math.ceil(mean + half_width)
         )
 
 
@@ -109,12 +112,12 @@ def window_of(
         others: Status of each data host, including hosts that have left.
         endpoints: The endpoints that serve now.
     """
-    names = {status.host for status in trainers}
+    trainer_names = {status.host for status in trainers}
     slots: collections.Counter[str] = collections.Counter()
     for record in endpoints:
         slots[record.host] += record.num_slots
-    of_data_hosts = [number for host, number in slots.items() if host not in names]
-    counters = [status.counters for status in (*trainers, *others)]
+    data_host_slots = [num_slots for host, num_slots in slots.items() if host not in trainer_names]
+    all_counters = [status.counters for status in (*trainers, *others)]
     return Window(
         steps={
             report.rank: (longest.num_steps_measured, longest.compute_total_s)
@@ -122,26 +125,31 @@ def window_of(
             for report in status.ranks
             if (longest := longest_summary(report.summaries_json)) is not None
         },
-        num_batches=sum(found.get(BATCHES_COUNTER, 0) for found in counters),
-        busy_s=sum(found.get(BUSY_COUNTER, 0) for found in counters) / 1000,
-        slots_per_data_host=statistics.fmean(of_data_hosts) if of_data_hosts else 0.0,
-        trainer_slots=sum(number for host, number in slots.items() if host in names),
+        num_batches=sum(counters.get(BATCHES_COUNTER, 0) for counters in all_counters),
+        busy_s=sum(counters.get(BUSY_COUNTER, 0) for counters in all_counters) / 1000,
+        slots_per_data_host=statistics.fmean(data_host_slots) if data_host_slots else 0.0,
+        trainer_slots=sum(num_slots for host, num_slots in slots.items() if host in trainer_names),
     )
 
 
-def _wanted(before: Window, now: Window) -> float | None:
-    """Return the number of data hosts wanted between two totals. None if the time between them shows too little."""
+def _wanted_number(before: Window, now: Window) -> float | None:
+    """Return how many data hosts the ranks would have needed, between two totals, to never wait for a batch.
+
+    Return None if a rank took no step, or endpoints computed no batch, or no data host served in that time.
+    """
     num_batches, busy_s = now.num_batches - before.num_batches, now.busy_s - before.busy_s
     if not now.steps or num_batches <= 0 or busy_s <= 0 or now.slots_per_data_host <= 0:
         return None
-    # Batches per second that the ranks would take if they never waited.
-    demand = 0.0
+    # Batches per second that all ranks together would take if they never waited. A rank takes one batch per step.
+    wanted_batches_per_s = 0.0
     for rank, (steps, compute_s) in now.steps.items():
         steps_before, compute_before_s = before.steps.get(rank, (0, 0.0))
-        # A restarted rank counts from zero again.
+        # The totals of a restarted rank begin at zero again, so they may be smaller than before.
         if steps <= steps_before or compute_s <= compute_before_s:
             return None
-        demand += (steps - steps_before) / (compute_s - compute_before_s)
-    batches_per_slot_s = _MAX_BUSY * num_batches / busy_s
-    slots = needed_for_headspace(demand, batches_per_slot_s)
-    return max(0.0, slots - now.trainer_slots) / now.slots_per_data_host
+        wanted_batches_per_s += (steps - steps_before) / (compute_s - compute_before_s)
+    # Batches per second that one slot computes if it is busy for the largest allowed share of its time.
+    slot_batches_per_s = _MAX_BUSY * num_batches / busy_s
+    num_slots = needed_for_headspace(wanted_batches_per_s, slot_batches_per_s)
+    # Trainer hosts have some of these slots. Data hosts must have the rest.
+    return max(0.0, num_slots - now.trainer_slots) / now.slots_per_data_host

@@ -53,7 +53,9 @@ class Watchdog:
         self._main_id = threading.get_ident()
         self._ticked_s = self._checked_s = clock()
         self._end: tuple[float, int] | None = None
+        """Time at which the watchdog ends this process, and the exit status. None before `expect_end`."""
         self._is_dumped = False
+        """Whether the stack was logged since the last tick."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 

@@ -1,4 +1,4 @@
-"""The actors of a data service. Each has a child process that does the work, so hetero's gRPC never runs beside Ray's.
+"""The actors of a data service. Each has a child process that does the work, because hetero and Ray both use gRPC.
 
 `Coordinator` runs the hub (`hetero.ray.coordinator`), and owns the actors of the data hosts. If the coordinator is
 lost, Ray ends them too. `DataHost` runs a launcher that joins the job. If that process ends unexpectedly, the actor's
@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import ray
-from ray.exceptions import RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hetero.control.security import Token
@@ -31,7 +30,6 @@ from hetero.ray.scaling import Bounds, Scaler
 from hetero.system.logs import write_line
 from hetero.system.process import describe_exit_status
 from hetero.system.scripts import find_script, script_words
-from hetero.system.waits import POLL_S
 from hetero.wire.channels import join_address
 
 __all__ = ["START_S", "Admission", "Coordinator", "DataHost", "ServiceOrder", "node_address", "script_folder"]
@@ -129,6 +127,7 @@ class Coordinator:
         """Wait for the hub, then start the data hosts. Return the reason if the hub does not start, else nothing."""
         with self._changed:
             self._changed.wait_for(lambda: self._port or self._failure, START_S)
+            # The port is not known before the hub listens.
             if not self._port:
                 return self._failure or f"the hub did not start within {START_S:.0f} s"
         for _ in range(self._order.num_hosts):
@@ -157,13 +156,20 @@ class Coordinator:
         name = f"data-{number}" if count == 1 else f"data-{number}-start{count}"
         return {**self.admission(), "host": name}
 
-    def host_failed(self, reason: str) -> None:
-        """Record that a data host has failed and would fail again after a restart. The whole service then fails.
+    def fail(self, reason: str) -> None:
+        """Record and print the first failure of the service, unless the service is ending.
+
+        A data host calls this method if it has failed and would fail again after a restart.
 
         Args:
-            reason: Why it failed, with its last lines.
+            reason: Why the service fails, with the last lines of the process that has failed.
         """
-        self._fail(reason)
+        with self._changed:
+            if self._failure or self._is_closing:
+                return
+            self._failure = reason
+            self._changed.notify_all()
+        write_line(f"the data service has failed: {reason}")
 
     def failure(self) -> str:
         """Return why the service has failed. Empty if it has not."""
@@ -172,17 +178,6 @@ class Coordinator:
     def serving(self) -> list[str]:
         """Return the names of the data hosts that serve now."""
         return list(self._serving)
-
-    def processes(self) -> dict[str, list[int]]:
-        """Return the process ids of the actors and of their children, by ``coordinator`` or the number of a host."""
-        found = {"coordinator": _own_processes(self._child)}
-        for number, host in list(self._hosts.items()):
-            try:
-                found[str(number)] = ray.get(host.processes.remote(), timeout=POLL_S)
-            except RayError:
-                # The host is pending, or starts again.
-                continue
-        return found
 
     def shutdown(self) -> None:
         """Let the hub and the data hosts end, and wait for them. Idempotent."""
@@ -209,16 +204,7 @@ class Coordinator:
     def _on_end(self, child: Child) -> None:
         """Fail the service if the hub's process has ended without a request."""
         if not child.was_asked_to_stop:
-            self._fail(_explained("the coordinator of the data service", child))
-
-    def _fail(self, reason: str) -> None:
-        """Record and print the first failure of the service, unless the service is ending."""
-        with self._changed:
-            if self._failure or self._is_closing:
-                return
-            self._failure = reason
-            self._changed.notify_all()
-        write_line(f"the data service has failed: {reason}")
+            self.fail(_explained("the coordinator of the data service", child))
 
     def _add(self) -> None:
         """Ask Ray for another data host. Does not wait for it."""
@@ -299,7 +285,7 @@ class DataHost:
         try:
             folder = script_folder(order)
         except ConfigError as error:
-            self._report(str(error))
+            coordinator.fail.remote(str(error))
             return
         admission: Admission = ray.get(coordinator.host_admission.remote(number))
         self._name = admission["host"]
@@ -321,26 +307,19 @@ class DataHost:
             self._child.stop()
             self._child.wait(_END_S)
 
-    def processes(self) -> list[int]:
-        """Return the process ids of this actor and its launcher."""
-        return _own_processes(self._child)
-
     def _on_end(self, child: Child) -> None:
         """Handle the end of the launcher: report a failure that would repeat, or let Ray start this actor again."""
-        # Status 0 means that the service was shut down.
+        # A launcher ends with 0 when its job is done, so the service was shut down.
         if child.was_asked_to_stop or child.exit_code == ExitCode.OK:
             return
         reason = _explained(f"data host {self._name}", child)
         if child.exit_code in _FINAL:
-            self._report(reason)
+            self._coordinator.fail.remote(reason)
             return
         write_line(f"{reason}\nstarting it again")
         # Ray starts the actor again at once. A launcher that always fails must not keep the node busy.
         time.sleep(CHECK_S)
         os._exit(1)
-
-    def _report(self, reason: str) -> None:
-        self._coordinator.host_failed.remote(reason)
 
 
 def node_address() -> str:
@@ -371,10 +350,6 @@ def script_folder(order: ServiceOrder) -> str:
 
 def _has_module(folder: Path, name: str) -> bool:
     return (folder / name).is_dir() or (folder / f"{name}.py").is_file()
-
-
-def _own_processes(child: Child | None) -> list[int]:
-    return [os.getpid(), *([] if child is None else [child.pid])]
 
 
 def _explained(name: str, child: Child) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -42,7 +41,7 @@ class Child:
         token: The token of the job. The process reads it from anonymous memory of this process.
         folder: Current folder of the process.
         variables: Environment variables to add.
-        on_line: Called with each line of the process's standard output. None: the line is printed.
+        on_line: Called with each line of the process's standard output. By default, the line is printed.
         on_error_line: The same for standard error.
         on_end: Called once, on the child's thread, with this object after the process has ended.
     """
@@ -54,14 +53,14 @@ class Child:
         token: Token,
         folder: str,
         variables: Mapping[str, str],
-        on_line: Callable[[str], object] | None = None,
-        on_error_line: Callable[[str], object] | None = None,
+        on_line: Callable[[str], object] = write_line,
+        on_error_line: Callable[[str], object] = write_line,
         on_end: Callable[[Child], object],
     ) -> None:
         self._command = [sys.executable, *command]
         self._folder = folder
-        self._on_line = write_line if on_line is None else on_line
-        self._on_error_line = write_line if on_error_line is None else on_error_line
+        self._on_line = on_line
+        self._on_error_line = on_error_line
         self._on_end = on_end
         self._token_descriptor, token_path = token_memfd(token)
         self._environ = {
@@ -83,11 +82,6 @@ class Child:
         self._thread.start()
 
     @property
-    def pid(self) -> int:
-        """Process id. 0 if the process has not started."""
-        return 0 if self._process is None else self._process.pid
-
-    @property
     def was_asked_to_stop(self) -> bool:
         """Whether `stop` was called."""
         return bool(self._sent)
@@ -105,6 +99,7 @@ class Child:
         Args:
             number: The signal.
         """
+        # The lock keeps `_run` from starting the process between these lines, which would then miss the signal.
         with self._lock:
             is_new = number not in self._sent
             self._sent.add(number)
@@ -167,14 +162,14 @@ class Child:
 
 
 def _own_environ() -> dict[str, str]:
-    """Return the environment of this process without what asks for a job on Ray, and without Ray's thread limit.
+    """Return the environment of this process, without `_NOT_FOR_CHILDREN` and without Ray's limit of threads.
 
-    Ray sets the limit in the processes of actors, to the CPUs that they have reserved. A rank would compute with one
-    thread, because the bundle of a host with GPUs has one CPU. A limit that this process had at its start is the
-    user's.
+    Ray sets the limit in the processes of actors, to the CPUs that they have reserved. With this limit, a rank would
+    compute with one thread, because the bundle of a host with GPUs has one CPU. If this process already had a limit at
+    its start, the user has set the limit, and children inherit it.
     """
     left_out = {*_NOT_FOR_CHILDREN}
-    with contextlib.suppress(OSError):  # not on Linux
-        if not any(line.startswith(f"{_THREADS}=".encode()) for line in _AT_START.read_bytes().split(b"\0")):
-            left_out.add(_THREADS)
+    is_limit_of_user = any(line.startswith(f"{_THREADS}=".encode()) for line in _AT_START.read_bytes().split(b"\0"))
+    if not is_limit_of_user:
+        left_out.add(_THREADS)
     return {name: value for name, value in os.environ.items() if name not in left_out}

@@ -80,18 +80,21 @@ def connected(ray: Any) -> Iterator[HeadWatch]:
         if not ray.is_initialized():
             _connect(ray)
             stack.callback(ray.shutdown)
-        with HeadWatch(_head_address(ray), log_line=say) as head:
+        # Ray Client has no such address.
+        head_address = str(getattr(ray.get_runtime_context(), "gcs_address", ""))
+        with HeadWatch(head_address, log_line=say) as head:
             try:
                 yield head
-            except ray.exceptions.RayError as error:  # of a call that is not for one host
+            # The caller handles errors of calls for single hosts.
+            except ray.exceptions.RayError as error:
                 raise ClusterError(f"the Ray cluster has failed: {summary(error)}") from error
 
 
 def _connect(ray: Any) -> None:
     """Connect to the Ray cluster that ``RAY_ADDRESS`` names, or else to the cluster that Ray finds."""
     # In a Ray job, the runtime environment of that job already has the working directory.
-    in_ray_job = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
-    environment = None if in_ray_job else {"working_dir": str(Path.cwd())}
+    is_in_ray_job = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
+    environment = None if is_in_ray_job else {"working_dir": str(Path.cwd())}
     address = os.environ.get("RAY_ADDRESS") or "auto"
     if address == "local":
         raise ClusterError("RAY_ADDRESS is 'local', which would start another cluster; expected an address")
@@ -169,10 +172,6 @@ def _nodes_of(ray: Any) -> str:
         " ".join(f"{name}:{resources[name]:g}" for name in _SHOWN if name in resources) for resources in nodes
     )
     shown = [f"{count} with {kind or 'neither'}" for kind, count in kinds.most_common()]
-    all_of_them, free = ray.cluster_resources(), ray.available_resources()
-    parts = [f"{name} {free.get(name, 0):g} of {all_of_them[name]:g}" for name in _SHOWN if all_of_them.get(name)]
+    total, free = ray.cluster_resources(), ray.available_resources()
+    parts = [f"{name} {free.get(name, 0):g} of {total[name]:g}" for name in _SHOWN if total.get(name)]
     return f"{counted(len(nodes), 'node')} ({', '.join(shown)}); free: {', '.join(parts) or 'nothing'}"
-
-
-def _head_address(ray: Any) -> str:
-    return str(getattr(ray.get_runtime_context(), "gcs_address", ""))

@@ -19,17 +19,17 @@ The process writes one JSON object per line to standard output, for the actor th
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import logging
 import os
-import secrets
 import signal
 import sys
 import time
 from collections.abc import Sequence
 from typing import NoReturn
 
-from hetero import __version__, config
+from hetero import config
 from hetero.cluster import ClusterSpec, Role
 from hetero.cluster.spec import InstanceGroup
 from hetero.config import LaunchOptions, Timings
@@ -37,9 +37,9 @@ from hetero.control.hub import Hub
 from hetero.control.members.admission import Admitter
 from hetero.control.members.membership import Member, Membership
 from hetero.control.security import token_from_environment
-from hetero.control.status import HostState, HostStatus, RankReport, SessionOptions
+from hetero.control.status import HostState, RankReport
 from hetero.errors import ClusterError, HeteroError
-from hetero.launch.control_plane import script_digest, shared_options
+from hetero.launch.control_plane import first_status, session_options
 from hetero.launch.reporting.metric_lines import log_metrics, progress_metrics
 from hetero.launch.reporting.progress import interval_s
 from hetero.launch.wanted_hosts import WantedHosts, window_of
@@ -95,14 +95,9 @@ class _Coordinator:
         self._next_estimate_s = time.monotonic() + self._interval_s
         self._living = LivingRanks(timings.lease_s)
         self._hosts: list[str] = []
-        own = HostStatus(
-            host=address,
-            incarnation=secrets.token_hex(8),
-            version=__version__,
-            script_digest=script_digest(options),
-            options=shared_options(options, None),
-            state=HostState.TRAINING,
-        )
+        """The data hosts that served at the last call of `_follow`."""
+        # This process has no ranks of its own to start, so it trains from the start.
+        own = dataclasses.replace(first_status(address, options, None), state=HostState.TRAINING)
         group = InstanceGroup(name=_GROUP, instance_type="", hosts=(address,), role=Role.TRAINER)
         self.hub = Hub(
             Membership([Member(host=address, role=Role.TRAINER)], own, timings=timings, clock=time.monotonic),
@@ -113,16 +108,7 @@ class _Coordinator:
             token=token_from_environment(os.environ),
             job_id=job_id,
             remote=True,
-            session_options=SessionOptions(
-                data_timeout_s=timings.data_timeout_s,
-                prepare_timeout_s=timings.prepare_timeout_s,
-                emulate_step_s=options.emulate_step_s,
-                purity_checks=options.purity_checks,
-                warmup_steps=options.warmup_steps,
-                max_batch_bytes=options.max_batch_bytes,
-                stop_grace_s=timings.stop_grace_s,
-                data_service=options.data_service,
-            ),
+            session_options=session_options(options, timings, data_service=options.data_service),
             heartbeat_s=timings.heartbeat_s,
             num_ranks=MAX_RANKS,
             admitter=Admitter(ClusterSpec(current_host=address, groups=(group,), source="Ray"), job_id),
@@ -133,6 +119,7 @@ class _Coordinator:
         with self.hub, SignalWaiter((signal.SIGTERM, signal.SIGINT)) as waiter:
             _tell({"port": self.hub.port, "rank_port": self.hub.rank_port})
             ticks = 0
+            # At least two ticks per heartbeat, so that each heartbeat has a new one.
             while not (signals := waiter.wait(min(0.5, self._timings.heartbeat_s / 2))):
                 ticks += 1
                 # Change the ticks, because data hosts consider a launcher stuck if its ticks stay the same.
@@ -155,17 +142,18 @@ class _Coordinator:
             if len(ranks) < len(membership.own.ranks):
                 membership.update(ranks=ranks)
             own, endpoints = membership.own, membership.endpoints()
-            others = membership.statuses(Role.DATA)
-            others += [gone.status for gone in membership.joined_hosts.left if gone.status is not None]
-        hosts = sorted({record.host for record in endpoints})
-        if hosts != self._hosts:
-            self._hosts = hosts
-            _tell({"hosts": hosts})
+            data_hosts = membership.statuses(Role.DATA)
+            # The totals of the job include batches of data hosts that have left.
+            data_hosts += [gone.status for gone in membership.joined_hosts.left if gone.status is not None]
+        serving = sorted({record.host for record in endpoints})
+        if serving != self._hosts:
+            self._hosts = serving
+            _tell({"hosts": serving})
         # Without ranks, there is nothing to estimate the demand from.
         if now_s < self._next_estimate_s or not own.ranks:
             return
         self._next_estimate_s = now_s + self._interval_s
-        estimate = self._wanted.observe(window_of([own], others, endpoints))
+        estimate = self._wanted.observe(window_of([own], data_hosts, endpoints))
         log_metrics(progress_metrics([own], num_endpoints=len(endpoints), wanted=estimate))
         if estimate is not None:
             _tell({"wanted": {"hosts": estimate.hosts, "low": estimate.low, "high": estimate.high}})
@@ -178,8 +166,8 @@ def main(arguments: Sequence[str]) -> int:
         arguments: Address to bind, id of the job, flags of `hetero launch`, the script, ``--`` and its arguments.
     """
     bind_to_parent()
-    # Unblock SIGINT. Ray blocks it in its processes, and children inherit this. A shutdown then took 20 s instead of
-    # half a second.
+    # Unblock SIGINT. Ray blocks SIGINT in its processes, and children inherit the block. A shutdown then took 20 s
+    # instead of half a second.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
     address, job_id, *words = arguments
     end = words.index("--")

@@ -71,4 +71,8 @@ def check_groups(groups: Sequence[ElasticGroup]) -> None:
 def bundle_of(group: ElasticGroup) -> dict[str, float]:
     """Return the resources of one host, as Ray names them."""
     resources = resources_of(group.stated)
-    return {"CPU": resources.cpus or 1, **({"GPU": resources.gpus} if resources.gpus else {})}
+    # A host with GPUs also needs a CPU, for its launcher.
+    bundle: dict[str, float] = {"CPU": resources.cpus or 1}
+    if resources.gpus:
+        bundle["GPU"] = resources.gpus
+    return bundle

@@ -1,8 +1,8 @@
 """``hetero launch --platform ray``: a job on a Ray cluster, from a driver anywhere.
 
-The driver asks Ray for a placement group with one bundle per host, and starts a launcher in each. Ray places and, with
-an autoscaler, adds nodes. Everything else is as on any cluster: the launchers exchange heartbeats, and batches go over
-hetero's own connections.
+The driver asks Ray for a placement group with one bundle of resources per host, and starts a launcher in each bundle.
+Ray chooses the node of each bundle. With an autoscaler, Ray also adds nodes. Everything else is as on any cluster: the
+launchers exchange heartbeats, and batches go over hetero's own connections.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,7 +103,9 @@ class _Host:
     is_silent: bool = False
     """Whether the host could not report why it ended, because it was lost or its launcher was killed."""
     is_leaving: bool = False
+    """Whether a data host was asked to leave, because the job needs fewer."""
     is_to_be_replaced: bool = False
+    """Whether a data host was lost, and another host has not been asked for in its place yet."""
 
     @property
     def is_present(self) -> bool:
@@ -142,8 +144,7 @@ class Job:
         self._paused_until_s = 0.0
         self._elastic = next((group for group in groups if group.max_hosts > group.stated.count), None)
         if self._elastic is not None:
-            bounds = Bounds(min_hosts=self._elastic.stated.count, max_hosts=self._elastic.max_hosts)
-            self._scaler = Scaler(bounds)
+            self._scaler = Scaler(Bounds(min_hosts=self._elastic.stated.count, max_hosts=self._elastic.max_hosts))
         self._placement: Any = None
         self._num_signals = 0
 
@@ -173,6 +174,7 @@ class Job:
 
     def run(self) -> int:
         """Place the hosts, follow them to the end, and return the exit code of the job."""
+        # The job was asked to stop before all hosts were there, or a host was lost, whose exit code counts then.
         if not (self._place() and self._find_addresses()):
             codes = (host.exit_code for host in self._hosts if host.exit_code is not None)
             return self._of_stop(next(codes, 128 + signal.SIGTERM))
@@ -237,8 +239,9 @@ class Job:
         """Ask Ray for a host, in a free bundle of its group if there is one, or else anywhere."""
         number = sum(host.group is group for host in self._hosts)
         host = _Host(f"{group.stated.name}-{number}", group, self._roles[group.stated.name])
-        used = {other.bundle for other in self._hosts}
-        host.bundle = next((bundle for bundle in self._bundles[group.stated.name] if bundle not in used), None)
+        used_bundles = {other.bundle for other in self._hosts}
+        free_bundles = (bundle for bundle in self._bundles[group.stated.name] if bundle not in used_bundles)
+        host.bundle = next(free_bundles, None)
         self._hosts.append(host)
         resources = bundle_of(group)
         options: dict[str, Any] = {
@@ -292,7 +295,10 @@ class Job:
                 self._waiting.pop(reference)(reference)
             if self._num_signals and stop_at_s is None:
                 stop_at_s = time.monotonic() + _STOP_S
-                self._tell_all_to_stop()
+                say("asked to stop: asking every launcher to stop")
+                for host in self._hosts:
+                    if host.is_started and host.exit_code is None:
+                        host.actor.stop.remote()
             if stop_at_s is not None and (time.monotonic() > stop_at_s or self._num_signals > 1):
                 why = "a second signal" if self._num_signals > 1 else "the launchers did not end in time"
                 say(f"{why}: ending the launchers")
@@ -359,9 +365,11 @@ class Job:
 
     @property
     def _may_add(self) -> bool:
+        """Whether data hosts may be added. Not for a while after several have ended shortly after their start."""
         return time.monotonic() >= self._paused_until_s
 
     def _forget(self, host: _Host, _: Any) -> None:
+        """End the actor of a host whose files have been removed."""
         self._ray.kill(host.actor)
         host.actor = None
 
@@ -371,13 +379,9 @@ class Job:
         The loss of a host or of a launcher is the code only if no launcher has reported one.
         """
         reported = [host.exit_code for host in self._trainers if not host.is_silent]
-        return next(filter(None, reported), 0) if reported else self._trainers[0].exit_code or 0
-
-    def _tell_all_to_stop(self) -> None:
-        say("asked to stop: asking every launcher to stop")
-        for host in self._hosts:
-            if host.is_started and host.exit_code is None:
-                host.actor.stop.remote()
+        if not reported:
+            return self._trainers[0].exit_code or 0
+        return next((code for code in reported if code), 0)
 
     def _ask_for_demand(self, after: int) -> None:
         if self._elastic is not None:
@@ -447,15 +451,19 @@ class Job:
                 continue
             try:
                 found: Results = self._ray.get(host.actor.results.remote(patterns), timeout=_STOP_S)
-                written += _write(found.files, folder)
+                for name, content in found.files.items():
+                    folder.mkdir(parents=True, exist_ok=True)
+                    (folder / name).write_bytes(content)
+                    written.append(name)
             except (OSError, self._ray.exceptions.RayError) as error:
                 say(f"the results of {host.name} could not be brought to {folder}: {error}")
             else:
                 for path in found.too_large:
                     say(f"{path} of {host.name} is too large to be brought to {folder}, and is removed with the job")
-        shown = next((name for name in ("report.md", "profile.md") if name in written), None)
-        if shown is not None:
-            say(f"report: {folder / shown}")
+        # A profile run has no report.
+        report_name = next((name for name in ("report.md", "profile.md") if name in written), None)
+        if report_name is not None:
+            say(f"report: {folder / report_name}")
 
     @property
     def _trainers(self) -> list[_Host]:
@@ -466,12 +474,3 @@ class Job:
 
     def _on_signal(self, _number: int, _frame: object) -> None:
         self._num_signals += 1
-
-
-def _write(files: Mapping[str, bytes], folder: Path) -> list[str]:
-    """Write files into a folder. Return their names."""
-    if files:
-        folder.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
-    return list(files)

@@ -1,7 +1,7 @@
 """One host of a job that Ray places: an actor whose child process is a launcher.
 
-The driver calls `run` and `guard` once. `run` returns when the launcher has ended. The other methods run beside it, on
-further threads of the actor.
+The driver calls the methods `run` and `guard` once each. `run` returns when the launcher has ended. The other methods
+run at the same time, on other threads of the actor.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,14 +70,20 @@ class JobHost:
 
     def __init__(self) -> None:
         self._node_pid = os.getppid()
-        """The process of Ray on this node. If it ends, Ray lets a running method go on, so the method looks for it."""
+        """Process id of Ray on this node. If that process ends, Ray does not interrupt a method that runs. Therefore
+        methods that wait compare this value with their parent process."""
         self._folder: Path | None = None
+        """Folder with the files of the launcher. None before `run`."""
         self._child: Child | None = None
+        """The launcher. None before `run`."""
         self._changed = threading.Condition()
+        """Lock of the other attributes, which several threads use. Notified after each new estimate."""
         self._was_asked_to_stop = False
         self._is_closed = threading.Event()
         self._figures: dict[str, int] = {}
+        """The figures of the latest estimate that the launcher has logged, by name."""
         self._num_estimates = 0
+        """Number of estimates that the launcher has logged."""
 
     def address(self) -> str:
         """Return the address of this node."""
@@ -96,6 +102,7 @@ class JobHost:
                 return -signal.SIGTERM
             self._child = child = self._start(order)
         child.wait(None)
+        # The launcher has no exit code if it was stopped before its process started.
         return -signal.SIGTERM if child.exit_code is None else child.exit_code
 
     def _start(self, order: JobHostOrder) -> Child:
@@ -105,13 +112,12 @@ class JobHost:
         addresses = {**order["hosts"], order["name"]: self.address()}
         hosts = folder / "hosts"
         hosts.write_text("".join(f"{address} {name}\n" for name, address in addresses.items()), encoding="utf-8")
-        # A host that joins may be on the node of another one, so it needs another port.
-        values = {"{folder}": str(folder), "{port}": str(free_port())}
-        options = [_filled(text, values) for text in order["arguments"]]
-        # Not filled: {folder} and {port} among the script's own arguments stay as they are.
-        script: Sequence[str] = order["script"]
+        # Only this node knows its folder and a free port. A host that joins needs one, because another host may use the
+        # default port on the same node. The arguments of the script stay as they are.
+        port = str(free_port())
+        options = [text.replace("{folder}", str(folder)).replace("{port}", port) for text in order["arguments"]]
         return Child(
-            ["-m", "hetero.cli", *options, *script],
+            ["-m", "hetero.cli", *options, *order["script"]],
             token=Token(order["token"]),
             folder=str(Path.cwd()),
             variables={**order["variables"], "HETERO_HOSTS_FILE": str(hosts)},
@@ -154,18 +160,21 @@ class JobHost:
                 has_ended = self._child is not None and self._child.wait(0)
                 if has_ended or os.getppid() != self._node_pid:
                     raise ClusterError("the launcher of this host has ended, or Ray on its node")
-            low, high = (self._figures[f"wanted_data_hosts_{end}"] for end in ("low", "high"))
+            low, high = self._figures["wanted_data_hosts_low"], self._figures[_LAST_FIGURE]
             return Demand(self._num_estimates, low, high)
 
     def results(self, patterns: Sequence[str]) -> Results:
         """Return the files that the launcher has written and that match a pattern."""
         found = Results({}, [])
-        paths = [] if self._folder is None else [self._folder / "output"]
-        for path in (path for folder in paths for pattern in patterns for path in sorted(folder.glob(pattern))):
-            if path.stat().st_size <= _MAX_FILE_BYTES:
-                found.files[path.name] = path.read_bytes()
-            else:
-                found.too_large.append(str(path))
+        # The launcher was stopped before it started.
+        if self._folder is None:
+            return found
+        for pattern in patterns:
+            for path in sorted((self._folder / "output").glob(pattern)):
+                if path.stat().st_size <= _MAX_FILE_BYTES:
+                    found.files[path.name] = path.read_bytes()
+                else:
+                    found.too_large.append(str(path))
         return found
 
     def close(self, grace_s: float) -> None:
@@ -190,9 +199,3 @@ class JobHost:
                     self._num_estimates += 1
                     self._changed.notify_all()
         write_line(line)
-
-
-def _filled(text: str, values: Mapping[str, str]) -> str:
-    for mark, value in values.items():
-        text = text.replace(mark, value)
-    return text

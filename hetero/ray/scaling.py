@@ -52,9 +52,12 @@ class Scaler:
             present: Number of hosts that the service has or has asked Ray for.
         """
         bounds = self._bounds
+        # Successive estimates whose whole interval is below the present number.
         self._num_too_many = self._num_too_many + 1 if high < present else 0
-        if max(low, bounds.min_hosts) > present:
-            return max(present, min(max(low, bounds.min_hosts), bounds.max_hosts))
+        least_wanted = max(low, bounds.min_hosts)
+        if least_wanted > present:
+            # Never fewer than now, because only the branch below removes hosts.
+            return max(present, min(least_wanted, bounds.max_hosts))
         if self._num_too_many >= _SHRINK_AFTER and present > bounds.min_hosts:
             self._num_too_many = 0
             return present - 1

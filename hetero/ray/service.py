@@ -97,7 +97,8 @@ class DataService:
             bounds=bounds,
         )
         # Place the data hosts, and start the coordinator. The coordinator starts the hub and the data hosts.
-        if not ray.is_initialized():  # as Ray's own functions do
+        # Connect to Ray if the user has not, as Ray's own functions do.
+        if not ray.is_initialized():
             ray.init()
         self._coordinator: Any = None
         self._placement: Any = None
@@ -106,8 +107,16 @@ class DataService:
             self._placement = _place(ray, self._order, start_timeout_s)
             # The coordinator needs several threads. Workers and data hosts call it at the same time, and `start` and
             # `shutdown` each use a thread for seconds.
-            options = {"num_cpus": 0, "max_concurrency": 16, "scheduling_strategy": _beside_driver(ray)}
-            self._coordinator = ray.remote(Coordinator).options(**options).remote(self._order, self._placement)
+            coordinator = ray.remote(Coordinator).options(
+                num_cpus=0,
+                max_concurrency=16,
+                # Prefer the driver's node. The service ends with its driver in any case, so this node cannot leave too
+                # early. A node of data hosts may leave while the service runs.
+                scheduling_strategy=ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+                    ray.get_runtime_context().get_node_id(), soft=True
+                ),
+            )
+            self._coordinator = coordinator.remote(self._order, self._placement)
             reason = ray.get(self._coordinator.start.remote(), timeout=start_timeout_s + START_S + _CALL_S)
         except BaseException as error:
             self.shutdown()
@@ -260,16 +269,6 @@ def _bounds(num_hosts: int, min_hosts: int | None, max_hosts: int | None) -> Bou
             f"({bounds.max_hosts})"
         )
     return bounds
-
-
-def _beside_driver(ray: Any) -> Any:
-    """Return a strategy that prefers the driver's node.
-
-    The service ends with its driver in any case, so the driver's node cannot leave too early. A node of data hosts may
-    leave while the service runs.
-    """
-    node = ray.get_runtime_context().get_node_id()
-    return ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=True)
 
 
 def _place(ray: Any, order: ServiceOrder, timeout_s: float) -> Any:

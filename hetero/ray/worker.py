@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import sys
@@ -32,7 +33,9 @@ __all__ = ["connect"]
 logger = logging.getLogger(__name__)
 
 _lock = threading.Lock()
+"""Lock of `_connected`. Several threads of a worker may connect at the same time."""
 _connected: tuple[str, RankSession] | None = None
+"""The id of the job that this process is connected to, and the session. None before the first connection."""
 
 
 def connect(order: ServiceOrder, call: Callable[[str], Any]) -> None:
@@ -48,12 +51,15 @@ def connect(order: ServiceOrder, call: Callable[[str], Any]) -> None:
         admission: Admission = call("admission")
         if failure := call("failure"):
             raise DataPlaneError(f"the data service has failed: {failure}")
+        # This process is connected to the same service already.
         if _connected is not None and _connected[0] == admission["job_id"] and sessions.current() is _connected[1]:
             return
-        if os.environ.get(LAUNCHER_VARIABLE) or (sessions.current() is not None and _connected is None):
+        has_other_session = sessions.current() is not None and _connected is None
+        if os.environ.get(LAUNCHER_VARIABLE) or has_other_session:
             raise ConfigError("hetero launch has started this process; expected a worker that Ray Train has started")
         _register_datasets(order)
         logs.setup_logging_of_script()
+        # Ray may use a worker for several runs, which may have different services.
         if _connected is not None:
             _connected[1].close()
         session = _open_session(admission, rank, world_size)
@@ -136,13 +142,18 @@ def _register_datasets(order: ServiceOrder) -> None:
     if order.is_module:
         if folder not in sys.path:
             sys.path.insert(0, folder)
-        module = _imported(order.script)
-        set_script_module(module)
+        try:
+            module = importlib.import_module(order.script)  # allowed: the user's own module
+        except ImportError as error:
+            name = repr(order.script)
+            raise ConfigError(f"the module {name} cannot be imported in a worker of Ray Train: {error}") from error
+        set_script_module(module.__name__)
         return
     path = (Path(folder) / order.script).resolve()
+    # The place of a data set is FILE:LINE. If the script has registered one, this process has run the script already.
     if any(get_factory(name).place.rpartition(":")[0] == str(path) for name in registered()):
-        for name, known in list(sys.modules.items()):
-            if name != "__main__" and Path(getattr(known, "__file__", None) or "/").resolve() == path:
+        for name, module in list(sys.modules.items()):
+            if name != "__main__" and Path(getattr(module, "__file__", None) or "/").resolve() == path:
                 set_script_module(name)
         return
     arguments = list(sys.argv)
@@ -155,12 +166,3 @@ def _register_datasets(order: ServiceOrder) -> None:
         raise
     finally:
         sys.argv[:] = arguments
-
-
-def _imported(name: str) -> str:
-    import importlib
-
-    try:
-        return importlib.import_module(name).__name__  # allowed: the user's own module
-    except ImportError as error:
-        raise ConfigError(f"the module {name!r} cannot be imported in a worker of Ray Train: {error}") from error

@@ -66,24 +66,25 @@ def values_at(document: Any, path: str) -> Iterator[tuple[str, Any]]:
     Missing members and values of a wrong type are skipped. `TrainingRequest.parse` reports wrong types of the members
     that it reads.
     """
-    waiting = [("", document)]
+    # Follow the path step by step, from the whole document to all values that the steps so far lead to.
+    found = [("", document)]
     for step in _STEP.finditer(path):
         if step[0] != ".":
-            waiting = [found for where, value in waiting for found in _inside(where, value, step)]
-    yield from waiting
+            found = [pair for exact_path, value in found for pair in _inside(exact_path, value, step)]
+    yield from found
 
 
-def _inside(where: str, value: Any, step: re.Match[str]) -> Iterator[tuple[str, Any]]:
-    """Yield place and value of everything that one step of a path leads to."""
-    name, items, keys, _ = step.groups()
-    if items:
+def _inside(exact_path: str, value: Any, step: re.Match[str]) -> Iterator[tuple[str, Any]]:
+    """Yield the exact path and the value of everything that one step of a limit's path leads to from a value."""
+    name, is_items, is_keys, _ = step.groups()
+    if is_items:
         if isinstance(value, list):
-            yield from ((f"{where}[{index}]", item) for index, item in enumerate(value))
+            yield from ((f"{exact_path}[{index}]", item) for index, item in enumerate(value))
     elif isinstance(value, Mapping):
         if name is None:
-            yield from ((f"{where}[{key!r:.60}]", key if keys else item) for key, item in value.items())
+            yield from ((f"{exact_path}[{key!r:.60}]", key if is_keys else item) for key, item in value.items())
         elif value.get(name) is not None:
-            yield f"{where}.{name}" if where else name, value[name]
+            yield f"{exact_path}.{name}" if exact_path else name, value[name]
 
 
 def breaches(document: Mapping[str, Any], limit: Limit) -> str | None:
@@ -91,11 +92,12 @@ def breaches(document: Mapping[str, Any], limit: Limit) -> str | None:
 
     The text does not contain the values, because they may be secrets.
     """
+    # Other types are reported when the request is parsed.
     kinds: tuple[type, ...] = {"items": (list, dict), "characters": (str,), "number": (int,)}.get(limit.counts, (str,))
     found = []
-    for where, value in values_at(document, limit.path):
+    for exact_path, value in values_at(document, limit.path):
         if isinstance(value, kinds) and (reason := limit.explain(value)) is not None:
-            found.append(f"{where}: {reason}")
+            found.append(f"{exact_path}: {reason}")
     if not found:
         return None
     more = f", and {len(found) - _MAX_SHOWN} more" if len(found) > _MAX_SHOWN else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import itertools
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -163,20 +164,15 @@ def _texts(name: str, values: object, what: str) -> tuple[str, ...]:
 def _uses_spot_instances(estimator: Any) -> bool:
     """Return whether an estimator of SDK 2 or a trainer of SDK 3 asks for spot instances."""
     compute = getattr(estimator, "compute", None)
-    flags = (
-        getattr(estimator, "use_spot_instances", False),
-        getattr(compute, "enable_managed_spot_training", False),
-    )
-    return any(flag is True for flag in flags)
+    is_spot_of_2 = getattr(estimator, "use_spot_instances", False) is True
+    is_spot_of_3 = getattr(compute, "enable_managed_spot_training", False) is True
+    return is_spot_of_2 or is_spot_of_3
 
 
 def _free_name(name: str, taken: set[str]) -> str:
-    """Return a name for a data group that no other group has."""
-    number, free = 1, name
-    while free in taken:
-        number += 1
-        free = f"data{number}"
-    return free
+    """Return a name for a data group that no other group has: the given name, or else ``data2``, ``data3``, ..."""
+    candidates = itertools.chain([name], (f"data{number}" for number in itertools.count(2)))
+    return next(candidate for candidate in candidates if candidate not in taken)
 
 
 def _log(found: Plan) -> None:

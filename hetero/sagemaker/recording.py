@@ -16,6 +16,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
@@ -130,11 +131,10 @@ def record(estimator: Any, inputs: Any = None, *, job_name: str | None = None) -
     # Record with a copy, because neither the estimator nor its session may change.
     session = _session(answers, getattr(original, "boto_region_name", None) or _REGION, original)
     local_data: dict[str, Path] = {}
-    local_inputs = _LocalInputs(local_data)
     if version == 2:
-        _fit(estimator, local_inputs.replaced(inputs), session, job_name)
+        _fit(estimator, _with_s3_uris(inputs, local_data), session, job_name)
     else:
-        _train(estimator, inputs, session, local_inputs)
+        _train(estimator, inputs, session, local_data)
     if answers.request is None:
         raise ConfigError("the SDK sent no request for a training job; expected CreateTrainingJob")
     return Recording(
@@ -145,19 +145,27 @@ def record(estimator: Any, inputs: Any = None, *, job_name: str | None = None) -
 
 
 def _fit(estimator: Any, inputs: Any, session: Any, job_name: str | None) -> None:
+    """Call ``fit`` of a copy of the estimator, so that the SDK makes its request for the recording session."""
     double = copy_of(estimator)
     double.sagemaker_session = session
     with contextlib.suppress(_Recorded):
         double.fit(inputs, wait=False, logs=False, job_name=job_name)
 
 
-def _train(trainer: Any, inputs: Any, session: Any, local_inputs: _LocalInputs) -> None:
-    """Call ``train`` of a copy of the trainer, so that the SDK makes its request for the recording session."""
+def _train(trainer: Any, inputs: Any, session: Any, local_data: dict[str, Path]) -> None:
+    """Call ``train`` of a copy of the trainer, so that the SDK makes its request for the recording session.
+
+    Args:
+        trainer: The trainer. It does not change.
+        inputs: The inputs of ``train``.
+        session: The recording session.
+        local_data: Receives the local inputs, see `Recording.local_data`.
+    """
     from sagemaker.core.utils import utils  # type: ignore[import-untyped,unused-ignore]
 
     double = copy_of(trainer)
     double.sagemaker_session = session
-    double.input_data_config = local_inputs.replaced(double.input_data_config)
+    double.input_data_config = _with_s3_uris(double.input_data_config, local_data)
     # In some versions of the SDK, the whole process shares the first client. Remove this client during the call. Then
     # the SDK makes an offline client. Restore the first client afterwards for the user.
     instances = type(utils.SageMakerClient)._instances
@@ -165,7 +173,7 @@ def _train(trainer: Any, inputs: Any, session: Any, local_inputs: _LocalInputs) 
         kept = instances.pop(utils.SageMakerClient, None)
         try:
             with contextlib.suppress(_Recorded):
-                double.train(local_inputs.replaced(inputs), wait=False, logs=False)
+                double.train(_with_s3_uris(inputs, local_data), wait=False, logs=False)
         finally:
             instances.pop(utils.SageMakerClient, None)
             if kept is not None:
@@ -205,28 +213,26 @@ def _session(answers: _Answers, region: str, original: Any) -> Any:
 def _without_telemetry(defaults: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the SDK's defaults with telemetry off.
 
-    The event handler cannot intercept telemetry, because the SDK does not send it through botocore. `_Recorded` alone
-    does not prevent it, because the SDK also reports errors.
+    The event handler cannot intercept telemetry, because the SDK does not send telemetry through botocore. `_Recorded`
+    skips only the telemetry of a success. The SDK also reports errors.
     """
-    whole = dict(defaults or {"SchemaVersion": "1.0"})
-    inner = whole
+    settings = dict(defaults or {"SchemaVersion": "1.0"})
+    # Copy each level of the settings down to the one with the switch, because the user's settings must not change.
+    level = settings
     for name in ("SageMaker", "PythonSDK", "Modules"):
-        inner[name] = dict(inner.get(name) or {})
-        inner = inner[name]
-    inner["TelemetryOptOut"] = True
-    return whole
+        level[name] = dict(level.get(name) or {})
+        level = level[name]
+    level["TelemetryOptOut"] = True
+    return settings
 
 
 class _Recorded(BaseException):
     """Raised after the request is recorded, to skip the SDK's next steps, such as telemetry."""
 
 
-class _Response:
-    """The part of an HTTP response that botocore reads."""
-
-    def __init__(self, status_code: int) -> None:
-        self.status_code = status_code
-        self.headers: dict[str, str] = {}
+def _response(status_code: int) -> SimpleNamespace:
+    """Return the part of an HTTP response that botocore reads."""
+    return SimpleNamespace(status_code=status_code, headers={})
 
 
 class _Answers:
@@ -247,21 +253,22 @@ class _Answers:
 
     def __call__(
         self, *, event_name: str, params: Mapping[str, Any], **_: object
-    ) -> tuple[_Response, dict[str, Any]] | None:
+    ) -> tuple[SimpleNamespace, dict[str, Any]]:
         """Return the HTTP response and the parsed response of a call."""
+        # The name of the event is before-call.SERVICE.OPERATION.
         service, operation = event_name.split(".")[1:3]
         if (service, operation) == ("sagemaker", "CreateTrainingJob") and self._takes_request:
             self.request = json.loads(params["body"])
             raise _Recorded
         if (service, operation) == ("sts", "GetCallerIdentity"):
-            return _Response(200), {"Account": ACCOUNT, "Arn": f"arn:aws:iam::{ACCOUNT}:user/none", "UserId": "none"}
+            return _response(200), {"Account": ACCOUNT, "Arn": f"arn:aws:iam::{ACCOUNT}:user/none", "UserId": "none"}
         if service == "s3":
-            return _Response(200), self._store(operation, params)
+            return _response(200), self._store(operation, params)
         error = {"Code": "AccessDenied", "Message": f"{operation} needs an account, but this session is offline"}
-        return _Response(403), {"Error": error}
+        return _response(403), {"Error": error}
 
     def _store(self, operation: str, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Keep an uploaded object, and return what S3 would answer."""
+        """Keep an uploaded object, and return what S3 would answer. The SDK uploads large objects in parts."""
         uri = _s3_uri(params)
         query = params.get("query_string") or {}
         if operation == "PutObject":
@@ -296,46 +303,43 @@ def _s3_uri(params: Mapping[str, Any]) -> str:
     return f"s3://{bucket}/{path.removeprefix(f'{bucket}/')}"
 
 
-class _LocalInputs:
-    """Copies inputs for the SDK, and replaces local inputs with S3 URIs.
+def _with_s3_uris(value: Any, local_data: dict[str, Path]) -> Any:
+    """Return a copy of inputs for the SDK, with an S3 URI in place of each local input.
 
     Args:
-        found: Receives each S3 URI and the local path that it replaces.
+        value: A text, a path, an object of either SDK, or a list or dict of these.
+        local_data: Receives each S3 URI and the local path that it replaces.
     """
-
-    def __init__(self, found: dict[str, Path]) -> None:
-        self._found = found
-
-    def replaced(self, value: Any) -> Any:
-        """Return a copy with S3 URIs. Inputs are texts, paths, lists and dicts of inputs, and the SDKs' own objects."""
-        if isinstance(value, str | os.PathLike):
-            return self._uri(os.fspath(value))
-        if isinstance(value, list | tuple):
-            return [self.replaced(item) for item in value]
-        if isinstance(value, dict):
-            return {name: self.replaced(item) for name, item in value.items()}
-        if isinstance(getattr(value, "config", None), dict):  # TrainingInput of SDK 2
-            return self._training_input(value)
-        for name in ("data_source", "s3_data_source", "s3_uri"):  # InputData, Channel and S3DataSource of SDK 3
-            if isinstance(getattr(value, name, None), str) or hasattr(getattr(value, name, None), "model_copy"):
-                return value.model_copy(update={name: self.replaced(getattr(value, name))})
-        return value
-
-    def _training_input(self, value: Any) -> Any:
+    if isinstance(value, str | os.PathLike):
+        return _s3_uri_for(os.fspath(value), local_data)
+    if isinstance(value, list | tuple):
+        return [_with_s3_uris(item, local_data) for item in value]
+    if isinstance(value, dict):
+        return {name: _with_s3_uris(item, local_data) for name, item in value.items()}
+    # A TrainingInput of SDK 2 has the channel of the request as a dict.
+    if isinstance(getattr(value, "config", None), dict):
         double = copy.deepcopy(value)
         source = double.config.get("DataSource", {}).get("S3DataSource", {})
         if isinstance(source.get("S3Uri"), str):
-            source["S3Uri"] = self._uri(source["S3Uri"])
+            source["S3Uri"] = _s3_uri_for(source["S3Uri"], local_data)
         return double
+    # InputData, Channel and S3DataSource of SDK 3 have the input in one of these attributes.
+    for name in ("data_source", "s3_data_source", "s3_uri"):
+        inner = getattr(value, name, None)
+        if isinstance(inner, str) or hasattr(inner, "model_copy"):
+            return value.model_copy(update={name: _with_s3_uris(inner, local_data)})
+    return value
 
-    def _uri(self, text: str) -> str:
-        """Return an S3 URI in place of a local path, and remember the path. Other URIs stay as they are."""
-        scheme, separator, rest = text.partition("://")
-        if separator and scheme != "file":
-            return text
-        path = Path(rest if separator else text).absolute()
-        if not path.exists():
-            raise ConfigError(f"the input {text!r} does not exist; give a local folder or an S3 URI")
-        uri = f"s3://{_LOCAL_BUCKET}/{len(self._found)}/{path.name}"
-        self._found[uri] = path
-        return uri
+
+def _s3_uri_for(text: str, local_data: dict[str, Path]) -> str:
+    """Return an S3 URI in place of a local path, and add both to ``local_data``. Other URIs stay as they are."""
+    scheme, separator, rest = text.partition("://")
+    if separator and scheme != "file":
+        return text
+    path = Path(rest if separator else text).absolute()
+    if not path.exists():
+        raise ConfigError(f"the input {text!r} does not exist; give a local folder or an S3 URI")
+    # The number makes the URIs of different inputs different.
+    uri = f"s3://{_LOCAL_BUCKET}/{len(local_data)}/{path.name}"
+    local_data[uri] = path
+    return uri

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, cast
+from typing import IO, Any, NamedTuple, cast
 
 from hetero.cluster import slug
 from hetero.decide.studies.ledger import JOB_FILE_NAME, digest_of, report_in
@@ -36,11 +36,10 @@ from hetero.pricing import Catalogue
 from hetero.report.model import REPORT_FILE_NAME
 from hetero.sagemaker.preparation.adapters import adapter_of
 from hetero.sagemaker.preparation.metric_definitions import logged_metric
-from hetero.sagemaker.request import RequestGroup
 from hetero.sagemaker.submission.shortages import is_shortage
 from hetero.sagemaker.submission.submit import FIRST_WAIT_S, failure_code, follow, submit, with_end
 
-__all__ = ["EstimatorExecutor", "from_study", "hourly_usd", "noted_job"]
+__all__ = ["EstimatorExecutor", "from_study", "noted_job"]
 
 logger = logging.getLogger(__name__)
 
@@ -66,14 +65,11 @@ class _Job:
     """Whether the job may run. False: it ended without instances, or none was submitted."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Made:
+class _Made(NamedTuple):
+    """What the user's function has made for a run."""
+
     estimator: Any
     inputs: Any
-
-    @property
-    def client(self) -> Any:
-        return self.estimator.sagemaker_session.sagemaker_client
 
 
 class EstimatorExecutor:
@@ -141,8 +137,9 @@ class EstimatorExecutor:
         usd_per_hour = self.hourly_usd(run)
         started_at = _text(dt.datetime.now(dt.timezone.utc))
         made = self._made(run)
+        client = made.estimator.sagemaker_session.sagemaker_client
 
-        def see(description: Mapping[str, Any]) -> None:
+        def note_start(description: Mapping[str, Any]) -> None:
             # Count from the time when the job had its hosts. A job that waited two hours for instances once passed the
             # budget, although a wait costs nothing.
             if isinstance(description.get("TrainingStartTime"), dt.datetime):
@@ -154,15 +151,15 @@ class EstimatorExecutor:
             if job.name:
                 job.is_open = True
                 logger.info("following %s, which an earlier start of the study submitted", job.name)
-                self._enter(job.name, made.client)
-                description = follow(made.client, job.name, sleep=self._sleep_s, on_description=see)
+                self._enter(job.name, client)
+                description = follow(client, job.name, sleep=self._sleep_s, on_description=note_start)
                 # If the job ended without instances, submit it again. A study that was killed while its job waited once
                 # recorded CapacityError as the result of the run.
                 job.is_open = not _lacked_instances(description)
             if not job.is_open:
                 self._submit(run, made, folder, job)
-                self._enter(job.name, made.client)
-                description = follow(made.client, job.name, sleep=self._sleep_s, on_description=see)
+                self._enter(job.name, client)
+                description = follow(client, job.name, sleep=self._sleep_s, on_description=note_start)
         except Exception as error:
             # End the study, because the job may still run. Expired credentials once made a running job a failed run
             # that cost USD 0, and a later start submitted a second job beside it.
@@ -196,10 +193,11 @@ class EstimatorExecutor:
             logger.warning("cannot stop %s: %s", job_name, error)
 
     def _enter(self, job_name: str, client: Any) -> None:
+        """Add a job to those that `stop` stops. If `stop` was called before, stop the job."""
         with self._lock:
             is_new = job_name not in self._active
             self._active[job_name] = client
-        # `stop` may have read the active jobs a moment before this job was added, so stop the job here.
+        # `stop` has read the active jobs before this job was added, so stop the job here.
         if is_new and self._is_stopped.is_set():
             self._stop_job(job_name, client)
 
@@ -240,7 +238,7 @@ class EstimatorExecutor:
             # Write the name as soon as it is known. If the study is killed, its next start then follows the job instead
             # of paying for a second one.
             write_text(folder / JOB_FILE_NAME, json.dumps({"job_name": job_name, "digest": digest_of(run)}) + "\n")
-            self._enter(job_name, made.client)
+            self._enter(job_name, made.estimator.sagemaker_session.sagemaker_client)
 
         def wait(seconds: float) -> None:
             # Only the wait for the next attempt is this long, so the job has ended without instances.
@@ -323,13 +321,6 @@ def noted_job(folder: Path, digest: str | None = None) -> str:
         return ""
 
 
-def hourly_usd(groups: Sequence[RequestGroup], catalogue: Catalogue) -> float | None:
-    """Return the price of all instances of some groups per hour, or None if a price is unknown."""
-    found = [(catalogue.find(group.instance_type), group.count) for group in groups]
-    known = [info.hourly_usd * count for info, count in found if info is not None and info.hourly_usd is not None]
-    return sum(known) if len(known) == len(found) else None
-
-
 def _lacked_instances(description: Mapping[str, Any]) -> bool:
     """Return whether a job ended because the service had no instances for it. Such a job costs nothing."""
     return description["TrainingJobStatus"] == "Failed" and is_shortage(str(description.get("FailureReason", "")))
@@ -371,10 +362,12 @@ def _result(
     began = description.get("TrainingStartTime") or description.get("CreationTime")
     billed_s = _billed_s(description)
     report = report_in(folder)
+    # The report has all values of a metric, and the service only the last one.
     logged = () if report is None else report.run.metrics
-    known = {value.name for value in logged}
-    metrics = [*logged, *(value for value in _final_metrics(description, began) if value.name not in known)]
-    exit_code = 0 if is_good else 143 if status == "Stopped" else failure_code(failure)
+    names = {value.name for value in logged}
+    metrics = [*logged, *(value for value in _final_metrics(description, began) if value.name not in names)]
+    # 143 is the code of a job that SIGTERM has ended.
+    exit_code = {"Completed": 0, "Stopped": 143}.get(status, failure_code(failure))
     return RunResult(
         run_id=run.run_id,
         state=FINISHED if is_good else FAILED,
@@ -421,9 +414,11 @@ def _final_metrics(description: Mapping[str, Any], began: object) -> list[Logged
         name, value, at = str(each.get("MetricName", "")), each.get("Value"), each.get("Timestamp")
         if not is_metric_name(name) or name.startswith("hetero:") or not isinstance(value, (int, float)):
             continue
-        unix_s = at.timestamp() if isinstance(at, dt.datetime) else 0.0
-        at_s = unix_s - began.timestamp() if isinstance(began, dt.datetime) and unix_s else 0.0
-        found.append(LoggedMetric(name=name, value=float(value), at_s=max(0.0, at_s)))
+        at_s = 0.0
+        # The service may lack the time of a metric, or the time when the job began.
+        if isinstance(at, dt.datetime) and isinstance(began, dt.datetime):
+            at_s = max(0.0, at.timestamp() - began.timestamp())
+        found.append(LoggedMetric(name=name, value=float(value), at_s=at_s))
     return found
 
 

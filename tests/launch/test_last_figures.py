@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from hetero.config import Timings
 from hetero.control.status import HostState
 from hetero.launch import roles
 
@@ -34,8 +33,7 @@ def test_trainer_host_waits_for_data_hosts_at_work_but_not_for_ever(
 
     membership: Any = SimpleNamespace(at_work=lambda _role: ["algo-1"] if state() is not HostState.DONE else [])
     hub = SimpleNamespace(membership=lambda: contextlib.nullcontext(membership))
-    plan = SimpleNamespace(name="algo-2", timings=Timings(abort_grace_s=8.0))
-    host: Any = SimpleNamespace(plan=plan, hub=hub, wait=wait)
+    host: Any = SimpleNamespace(hub=hub)
     monkeypatch.setattr(roles, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
-    roles._await_last_figures(host)
+    roles._await_data_hosts(host, 12.0, wait)
     assert now_s[0] == waits_s

@@ -179,7 +179,7 @@ def test_ranks_of_mpirun_meet_where_rank_0_is() -> None:
 
 def test_wait_for_ranks_whose_scripts_have_ended_says_for_what() -> None:
     ended = [RankReport(rank=rank, generation=0, finished=True) for rank in (2, 3)]
-    assert roles._words_on_ends(ended[:1], 2) == ""
-    assert roles._words_on_ends(ended, 2) == (
+    assert roles._awaited_ends(ended[:1], 2) == ""
+    assert roles._awaited_ends(ended, 2) == (
         "the end of rank 2, 3: the script has ended, but what it has started or its exit handlers still run"
     )

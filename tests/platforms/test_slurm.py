@@ -35,17 +35,10 @@ def single(**changes: str | None) -> dict[str, str]:
     return recorded("slurm", "single-cpu01", **changes)
 
 
-def before_20_02(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without the names that Slurm 20.02 brought."""
-    return {name: value for name, value in environ.items() if "HET" not in name}
-
-
 @pytest.mark.parametrize("launched", ["one-srun", "two-sruns"])
 @pytest.mark.parametrize("node", ["gpu01", "cpu01", "cpu02"])
-@pytest.mark.parametrize("is_old", [False, True])
-def test_heterogeneous_job_has_a_group_per_component(launched: str, node: str, is_old: bool) -> None:
+def test_heterogeneous_job_has_a_group_per_component(launched: str, node: str) -> None:
     environ = recorded("slurm", f"het-{launched}-{node}")
-    environ = before_20_02(environ) if is_old else environ
     platform = find_platform(environ)
     cluster = platform.read_cluster()
     assert platform.name == "slurm"

@@ -15,7 +15,16 @@ import pytest
 
 from hetero.errors import DataPlaneError
 from hetero.ray import DataService
-from tests.support.ray.harness import DATA, SCRIPT, Training, check_batches, check_ended, longest_wait_s, wait_until
+from tests.support.ray.harness import (
+    DATA,
+    SCRIPT,
+    Training,
+    check_batches,
+    check_ended,
+    longest_wait_s,
+    processes_of,
+    wait_until,
+)
 
 LONG = {"num_samples": 80_000, "step_s": 0.02}
 MAX_WAIT_S = 2.0
@@ -34,13 +43,13 @@ def test_killed_data_hosts_cost_no_batch_and_the_killed_hub_fails_the_training(
         service.wait_serving()
         training.wait_step(5)
         for host, process, names in (("0", LAUNCHER, {"data-0-start2", "data-1"}), ("1", ACTOR, TWICE)):
-            os.kill(service.call("processes")[host][process], signal.SIGKILL)
+            os.kill(processes_of(service.call("admission"))[host][process], signal.SIGKILL)
             wait_until(lambda names=names: set(service.serving()) == names, f"{names} serve")
         training.wait_step(training.steps() + 50)
         wait_s = longest_wait_s(training.folder)
         print(f"the longest wait of a rank is {wait_s} s")
         assert wait_s < MAX_WAIT_S
-        processes = service.call("processes")
+        processes = processes_of(service.call("admission"))
         os.kill(processes["coordinator"][HUB], signal.SIGKILL)
         training.wait_failed("the coordinator of the data service killed by SIGKILL")
     check_batches(training.folder, LONG)
@@ -51,7 +60,7 @@ def test_killed_data_hosts_cost_no_batch_and_the_killed_hub_fails_the_training(
 def test_killed_coordinator_ends_the_service(cluster: Any) -> None:
     with DataService(str(SCRIPT), label_selector=DATA) as service:
         service.wait_serving()
-        processes = service.call("processes")
+        processes = processes_of(service.call("admission"))
         os.kill(processes["coordinator"][ACTOR], signal.SIGKILL)
         check_ended(processes)
         with pytest.raises(DataPlaneError, match="the data service is gone"):
@@ -66,7 +75,7 @@ from hetero.ray import DataService
 ray.init(address=sys.argv[1], log_to_driver=False)
 service = DataService(sys.argv[2])
 service.wait_serving()
-print(json.dumps(service.call("processes")), flush=True)
+print(json.dumps(service.call("admission")), flush=True)
 time.sleep(600)
 """
 
@@ -81,11 +90,11 @@ def test_driver_that_is_killed_leaves_nothing(cluster: Any, service: DataService
     assert driver.stdout is not None
     try:
         line = next(line for line in driver.stdout if line.startswith("{"))
+        processes = processes_of(json.loads(line))
     finally:
         driver.kill()
         driver.wait()
         driver.stdout.close()
-    processes = json.loads(line)
-    assert [len(pids) for pids in processes.values()] == [2, 2]
+    assert sorted(processes) == ["0", "coordinator"]
     check_ended(processes)
     wait_until(lambda: cluster.available_resources()["CPU"] == free, "CPUs are left", timeout_s=10)

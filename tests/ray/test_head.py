@@ -19,6 +19,7 @@ from hetero.errors import ExitCode
 from hetero.ray.head import HeadWatch
 from tests.support.ray.driver import CHAIN, Driver
 from tests.support.ray.harness import SCRIPT, batches_in, check_batches, check_ended, wait_until
+from tests.support.ray.harness import processes_of as processes_of_service
 
 
 class Clock:
@@ -137,7 +138,7 @@ ray.cloudpickle.register_pickle_by_value(ray_chain)
 ray.init(address=address, log_to_driver=False)
 with DataService(script) as service:
     service.wait_serving()
-    print(json.dumps(service.call("processes")), flush=True)
+    print(json.dumps(service.call("admission")), flush=True)
     config = {"service": service, "folder": folder, **json.loads(sys.argv[4])}
     TorchTrainer(ray_chain.train, train_loop_config=config, scaling_config=ScalingConfig(num_workers=1)).fit()
 """
@@ -153,7 +154,7 @@ def test_lost_head_ends_the_driver_of_ray_train_and_the_data_service(own_cluster
     assert driver.stdout is not None
     of_others = [process for node in own_cluster.worker_nodes for process in processes_of(node)]
     try:
-        processes = json.loads(next(line for line in driver.stdout if line.startswith("{")))
+        processes = processes_of_service(json.loads(next(line for line in driver.stdout if line.startswith("{"))))
         wait_until(lambda: len(batches_in(tmp_path, 0)) >= 10, "10 batches")
         of_others = [process for node in own_cluster.worker_nodes for process in processes_of(node)]
         kill(processes_of(own_cluster.head_node))

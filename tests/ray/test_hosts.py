@@ -148,7 +148,7 @@ def test_host_whose_launcher_hangs_is_closed(tmp: Path) -> None:
     thread = threading.Thread(target=lambda: codes.append(host.run(_order(["launch", "--join=127.0.0.1:9", __file__]))))
     thread.start()
     deadline_s = time.monotonic() + 30
-    while host._child is None or not host._child.pid:
+    while host._child is None or host._child._process is None:
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
     host.close(0)

@@ -12,14 +12,23 @@ import pytest
 import hetero.ray
 from hetero.errors import CapacityError, ConfigError, DataPlaneError
 from hetero.ray import DataService
-from tests.support.ray.harness import DATA, SCRIPT, Training, alone, check_batches, check_ended, wait_until
+from tests.support.ray.harness import (
+    DATA,
+    SCRIPT,
+    Training,
+    alone,
+    check_batches,
+    check_ended,
+    processes_of,
+    wait_until,
+)
 
 
 def test_token_is_in_no_argument_environment_or_pickle(service: DataService, cluster: Any) -> None:
     token = service.call("admission")["token"].encode()
     found = cluster.cloudpickle.dumps(service)
-    processes = service.call("processes")
-    assert sorted(len(pids) for pids in processes.values()) == [2, 2, 2]
+    processes = processes_of(service.call("admission"))
+    assert sorted(processes) == ["0", "1", "coordinator"]
     for pid in [pid for pids in processes.values() for pid in pids]:
         found += Path(f"/proc/{pid}/cmdline").read_bytes() + Path(f"/proc/{pid}/environ").read_bytes()
     assert token not in found
@@ -79,7 +88,7 @@ def test_number_of_data_hosts_follows_the_demand_of_a_resumed_run_until_shutdown
         (training.folder / "slow").touch()
         wait_until(lambda: own.serving() == ["data-0"], "a data host leaves")
         training.wait_step(training.steps() + 3)
-        processes = own.call("processes")
+        processes = processes_of(own.call("admission"))
         assert sorted(processes) == ["0", "coordinator"]
     training.wait_failed("the data service is gone")
     check_batches(training.folder, config, first=40)

@@ -120,8 +120,12 @@ def test_slurm_takes_the_nodes_that_the_user_names(capsys: pytest.CaptureFixture
     ("platform", "arguments", "message"),
     [
         ("jobset", [*GROUPS, "--spot", "node"], "--spot node: this group trains, and the job ends"),
-        ("volcano", [*GROUPS, "--spot", "node=1"], "expected: a group of data hosts, here data, data-b"),
-        ("trainjob", ["--group", "node=GPU:1:1", "--spot", "node"], "this job has no such group"),
+        ("volcano", [*GROUPS, "--spot", "node=1"], "expected: a group of data hosts; this job has data, data-b"),
+        (
+            "trainjob",
+            ["--group", "node=GPU:1:1", "--spot", "node"],
+            "this job has none",
+        ),
         ("slurm", [*GROUPS, "--partition", "p", "--spot", "node"], "--spot node: this group trains"),
         ("slurm", [*GROUPS, "--spot", "data"], "--spot data: Slurm has no common way to ask for spot nodes"),
         ("slurm", [*GROUPS, "--spot", "data"], "with --partition data:PARTITION or --constraint data:FEATURE"),

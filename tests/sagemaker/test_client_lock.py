@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hetero.sagemaker.recording import _LocalInputs, _Recorded, _train
+from hetero.sagemaker.recording import _Recorded, _train
 from hetero.sagemaker.submission.submit import _start
 
 OFFLINE, USERS = "offline client", "client of the user"
@@ -52,7 +52,7 @@ def _user_has_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _record(trainer: ModelTrainer) -> None:
-    _train(trainer, None, OFFLINE, _LocalInputs({}))
+    _train(trainer, None, OFFLINE, {})
 
 
 def _submit(trainer: ModelTrainer) -> None:

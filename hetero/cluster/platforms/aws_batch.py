@@ -39,34 +39,38 @@ class AwsBatch(Platform):
 
     def registration(self) -> Registration | None:
         """Return how this node finds the other nodes. None for a job of one node."""
-        number, index, main = (
+        num_nodes, index, main_index = (
             self._number(f"AWS_BATCH_JOB_{name}", to_do="run the job as a multi-node parallel job of AWS Batch")
             for name in ("NUM_NODES", "NODE_INDEX", "MAIN_NODE_INDEX")
         )
-        if index >= number or main >= number:
+        if index >= num_nodes or main_index >= num_nodes:
             raise self._error(
-                f"node {index} of {number}, with node {main} as the main node",
+                f"node {index} of {num_nodes}, with node {main_index} as the main node",
                 f"1 to {MAX_HOSTS} nodes, numbered from 0",
             )
-        group = self._group(index, number)
-        if number == 1:
+        groups = self._groups(num_nodes)
+        # A node has no other node to find. This check comes after the others, which also hold for one node.
+        if num_nodes == 1:
             return None
-        address = self.environ.get(_MAIN_ADDRESS, "")
-        if index != main and not address:
+        is_main = index == main_index
+        # AWS Batch does not tell the main node its own address.
+        main_address = "" if is_main else self.environ.get(_MAIN_ADDRESS, "")
+        if not is_main and not main_address:
             raise self._error(f"{_MAIN_ADDRESS} is not set", "the address of the main node")
+        group_of_nodes = [group for group in groups for _ in range(group.count)]
         return Registration(
-            num_hosts=number,
-            main_address="" if index == main else address,
-            group=group.name,
-            instance_type=group.instance_type,
-            groups=tuple(stated.name for stated in self._groups(number)),
+            num_hosts=num_nodes,
+            main_address=main_address,
+            group=group_of_nodes[index].name,
+            instance_type=group_of_nodes[index].instance_type,
+            groups=tuple(group.name for group in groups),
         )
 
     def describe(self) -> ClusterDescription:
         """Return the description of a job of one node. Other jobs are described by their registrar."""
         if self.registration() is not None:
             raise self._error("several nodes", "one node, or nodes that have registered with the main node")
-        group = self._group(0, 1)
+        (group,) = self._groups(1)
         # The loopback address is enough, because the job has no other host.
         return self._described([group_document(group.name, group.instance_type, ["127.0.0.1"])], "127.0.0.1")
 
@@ -78,43 +82,36 @@ class AwsBatch(Platform):
 
     def job_name(self) -> str:
         """Return the id of the job, without the number of the node, with the number of its attempt."""
+        # The id of a node is JOB#NUMBER.
         job = self.environ.get("AWS_BATCH_JOB_ID", "").partition("#")[0]
         attempt = self.environ.get("AWS_BATCH_JOB_ATTEMPT", "")
-        return "-".join(part for part in (job, attempt) if part) if job else ""
+        return f"{job}-{attempt}" if job and attempt else job
 
     def examine(self, own_host: str | None, port: int) -> Iterator[Diagnosis]:
         """Yield where this node registers."""
         try:
             registration = self.registration()
         except ClusterError:
-            return  # the description of the cluster is examined apart
+            # `hetero doctor` reports this error when it reads the description of the cluster.
+            return
         if registration is None:
             return
         main = registration.main_address
         where = f"with the main node {main}" if main else "with this node, the main node"
         yield ok(f"a node of group {registration.group}; {registration.num_hosts} nodes register {where}")
 
-    def _groups(self, number: int) -> list[StatedGroup]:
-        """Return the groups of a job with ``number`` nodes. Without ``HETERO_GROUPS``, all nodes are one group.
+    def _groups(self, num_nodes: int) -> list[StatedGroup]:
+        """Return the groups of a job. Without ``HETERO_GROUPS``, all nodes are one group.
 
         Raises:
-            ClusterError: If the groups do not have ``number`` hosts together.
+            ClusterError: If the groups do not have ``num_nodes`` hosts together.
         """
-        groups = stated_groups(self.environ) or [StatedGroup(name=_ONLY_GROUP, instance_type="", count=number)]
-        stated = sum(group.count for group in groups)
-        if stated != number:
+        groups = stated_groups(self.environ) or [StatedGroup(name=_ONLY_GROUP, instance_type="", count=num_nodes)]
+        num_hosts = sum(group.count for group in groups)
+        if num_hosts != num_nodes:
             raise self._error(
-                f"{GROUPS_VARIABLE} has {stated} hosts, and the job has {number} nodes",
+                f"{GROUPS_VARIABLE} has {num_hosts} hosts, and the job has {num_nodes} nodes",
                 "one host for each node",
                 f"correct {GROUPS_VARIABLE} in the job definition",
             )
         return groups
-
-    def _group(self, index: int, number: int) -> StatedGroup:
-        """Return the group of a node."""
-        first = 0
-        for group in self._groups(number):
-            first += group.count
-            if index < first:
-                return group
-        raise AssertionError("the groups have as many hosts as the job has nodes")

@@ -14,7 +14,6 @@ from hetero.cluster.platforms.platform import ClusterDescription
 from hetero.cluster.platforms.pods import Pod
 from hetero.cluster.rendering.kubernetes import (
     DATA_RESTARTS,
-    DOWNWARD,
     POD_SETTINGS,
     check_pods,
     head,
@@ -57,9 +56,9 @@ class JobSet(Pod):
                 "make the manifest with hetero render jobset, or set the variable in all replicated jobs",
             )
         # Check that this pod belongs to a group of the job.
-        own = self._group()
-        if own not in [group.name for group in groups]:
-            names = [group.name for group in groups]
+        own = self.environ["REPLICATED_JOB_NAME"]
+        names = [group.name for group in groups]
+        if own not in names:
             guess = close(own, names)
             raise self._error(
                 f"replicated job {own!r:.80}, and {GROUPS_VARIABLE} has {listing(names)}",
@@ -88,10 +87,8 @@ class JobSet(Pod):
     def _jobset(self) -> str:
         return self.environ.get("JOBSET_NAME", "")
 
-    def _group(self) -> str:
-        return self.environ["REPLICATED_JOB_NAME"]
-
     def _host(self, group: str, index: int) -> str:
+        """Return the name of a pod: JOBSET-GROUP-JOBINDEX-PODINDEX.SUBDOMAIN. Each group has the job index 0."""
         subdomain = self.environ.get("JOBSET_SUBDOMAIN") or self._jobset()
         return f"{self._jobset()}-{group}-0-{index}.{subdomain}"
 
@@ -129,6 +126,8 @@ class JobSet(Pod):
 def replicated_job(request: RenderRequest, group: StatedGroup, role: Role) -> list[str]:
     """Return the replicated job of a group, with one pod per host."""
     is_data, is_spot = role is Role.DATA, request.is_spot(group)
+    # A data host that restarts joins again. On spot nodes, `_SPOT_FAILURES` needs the other policy.
+    restart_policy = "OnFailure" if is_data and not is_spot else "Never"
     return [
         f"- name: {text(group.name)}  # {group.instance_type}",
         "  replicas: 1",
@@ -146,7 +145,5 @@ def replicated_job(request: RenderRequest, group: StatedGroup, role: Role) -> li
         *indented(time_limit(request), 6),
         "      template:",
         "        spec:",
-        *indented(
-            pod(request, group, restart_policy="OnFailure" if is_data and not is_spot else "Never", labels=DOWNWARD), 10
-        ),
+        *indented(pod(request, group, restart_policy=restart_policy, is_of_jobset=True), 10),
     ]

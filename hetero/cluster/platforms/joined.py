@@ -37,16 +37,11 @@ class Joined(PlatformWrapper):
         job: str,
         own_address: str,
     ) -> None:
-        # The job's id replaces one that the platform of this host may give.
+        # `Platform.job_id` prefers this variable to the name that the platform of this host gives to its own job.
         super().__init__(below, {**below.environ, "HETERO_JOB_ID": job})
         self._description = ClusterDescription(document=document, source=source, roles=roles)
-        self._job = job
         self.own_address = own_address
 
     def describe(self) -> ClusterDescription:
         """Return what the trainer host has answered."""
         return self._description
-
-    def job_name(self) -> str:
-        """Return the id of the job."""
-        return self._job

@@ -197,15 +197,15 @@ class Platform(ABC):
             ConfigError: If ``roles`` are malformed.
         """
         found = self.describe()
-        stated = {text.rpartition("=")[0] for text in roles}
         # A role from the user replaces the role from the platform. Both together would be an error.
-        others = (text for text in found.roles if text.rpartition("=")[0] not in stated)
+        stated_groups = {text.rpartition("=")[0] for text in roles}
+        platform_roles = [text for text in found.roles if text.rpartition("=")[0] not in stated_groups]
         return parse_cluster(
             found.document,
             source=found.source,
             current_host=host,
             own_names=found.own_names,
-            roles=(*roles, *others),
+            roles=(*roles, *platform_roles),
         )
 
     def host_names(self) -> list[str]:
@@ -246,8 +246,9 @@ class Platform(ABC):
             ClusterError: If the value is not a number from 0 to ``largest``.
         """
         text = self.environ.get(variable) or default
-        # Check the length first, because Python does not convert a text of thousands of digits.
-        if text.isascii() and text.isdigit() and len(text) <= len(str(largest)) and int(text) <= largest:
+        # `isdigit` alone accepts digits such as ², and `int` raises an error for a text of thousands of digits.
+        is_number = text.isascii() and text.isdigit() and len(text) <= len(str(largest))
+        if is_number and int(text) <= largest:
             return int(text)
         raise self._error(f"{variable} is {text!r:.40}" if text else f"{variable} is not set", expected, to_do)
 
@@ -272,8 +273,8 @@ class Platform(ABC):
         stated = self.environ.get("HETERO_JOB_ID") or self.job_name()
         if stated:
             return slug(stated)
-        groups = [group for group in cluster.groups if group.role is Role.TRAINER]
-        text = json.dumps([[group.name, group.instance_type, *group.hosts] for group in groups])
+        trainer_groups = [group for group in cluster.groups if group.role is Role.TRAINER]
+        text = json.dumps([[group.name, group.instance_type, *group.hosts] for group in trainer_groups])
         return "cluster-" + hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

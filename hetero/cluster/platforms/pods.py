@@ -21,10 +21,11 @@ class Pod(Platform):
     def kill_after_s(self) -> float:  # type: ignore[override]
         """Seconds of grace that the manifest states, or Kubernetes' default if it states no number above 0."""
         try:
-            found = float(self.environ.get(_GRACE_VARIABLE, ""))
+            grace_s = float(self.environ.get(_GRACE_VARIABLE, ""))
         except ValueError:
-            found = 0.0
-        return found if 0 < found < 1e9 else Platform.kill_after_s
+            return Platform.kill_after_s
+        # The upper bound rejects infinity and "nan", which are numbers for Python.
+        return grace_s if 0 < grace_s < 1e9 else Platform.kill_after_s
 
     @property
     def folders(self) -> Folders:

@@ -3,7 +3,8 @@
 Slurm describes a job only in variables. hetero runs one launcher per node, under ``srun --ntasks-per-node=1``:
 
 - Heterogeneous job: one ``srun`` for all components, or one for each. ``SLURM_HET_SIZE`` is the number of components,
-  and ``SLURM_JOB_NODELIST_HET_GROUP_k`` the nodes of each. Before Slurm 20.02 the words were PACK_SIZE and PACK_GROUP.
+  and ``SLURM_JOB_NODELIST_HET_GROUP_k`` has the nodes of component k. Slurm before 20.02 has other variables, which
+  hetero does not read.
 - One component: ``HETERO_GROUPS`` divides its nodes into groups, in the order of the node list. Without this variable,
   all nodes are one group, which trains. In a heterogeneous job the variable names the components, in their order.
 
@@ -70,9 +71,12 @@ class Slurm(Platform):
     def describe(self) -> ClusterDescription:
         """Return the groups of the job and this node's name."""
         self._check_step()
-        nodes = self._components() or [self._node_list(self._own_list)]
+        components = self._components() or [self._node_list(self._own_list)]
         stated = stated_groups(self.environ)
-        groups = self._of_components(nodes, stated) if len(nodes) > 1 else self._divided(nodes[0], stated)
+        if len(components) > 1:
+            groups = self._of_components(components, stated)
+        else:
+            groups = self._divided(components[0], stated)
         # Do not use SLURM_NODEID, because it counts over all components under one srun.
         own = self.environ.get("SLURMD_NODENAME", "")
         if not own:
@@ -98,7 +102,7 @@ class Slurm(Platform):
 
     def job_name(self) -> str:
         """Return ``slurm-JOBID``. A heterogeneous job has the id of its first component."""
-        number = self.environ.get(f"SLURM_JOB_ID_{self._word}_0") or self.environ.get("SLURM_JOB_ID", "")
+        number = self.environ.get("SLURM_JOB_ID_HET_GROUP_0") or self.environ.get("SLURM_JOB_ID", "")
         return f"slurm-{number}" if number else ""
 
     def parameters(self) -> JobParameters:
@@ -122,20 +126,18 @@ class Slurm(Platform):
         # A step smaller than its allocation once waited 900 s for nodes outside of it.
         return "SLURM_STEP_NODELIST" if self.environ.get("SLURM_STEP_NODELIST") else "SLURM_JOB_NODELIST"
 
-    @property
-    def _word(self) -> str:
-        return "HET_GROUP" if "SLURM_HET_SIZE" in self.environ else "PACK_GROUP"
-
     def _check_step(self) -> None:
         """Raise `ClusterError` if srun did not start one launcher on each node."""
-        tasks = self.environ.get("SLURM_STEP_TASKS_PER_NODE") or self.environ.get("SLURM_TASKS_PER_NODE", "1")
-        if "SLURM_STEP_ID" not in self.environ and self._num_nodes() > 1:
+        is_started_by_srun = "SLURM_STEP_ID" in self.environ
+        if not is_started_by_srun and self._num_nodes() > 1:
             raise self._error(
                 "no SLURM_STEP_ID, so the batch script itself started the launcher, on the first node only",
                 "one launcher on each node",
                 "start it with srun --ntasks-per-node=1, see hetero render slurm",
             )
-        if "SLURM_STEP_ID" in self.environ and any(int(number) > 1 for number in _COUNTS.findall(tasks)):
+        # Such as "1(x3),2": one task on each of three nodes, and two tasks on the fourth node.
+        tasks = self.environ.get("SLURM_STEP_TASKS_PER_NODE") or self.environ.get("SLURM_TASKS_PER_NODE", "1")
+        if is_started_by_srun and any(int(number) > 1 for number in _COUNTS.findall(tasks)):
             raise self._error(
                 f"SLURM_STEP_TASKS_PER_NODE is {tasks:.100}, so srun started several launchers on a node",
                 "one launcher on each node, which starts the ranks itself",
@@ -143,13 +145,14 @@ class Slurm(Platform):
             )
 
     def _num_nodes(self) -> int:
+        """Return the number of nodes of the whole job, which may have more nodes than this step."""
         return sum(map(len, self._components())) or len(self._node_list("SLURM_JOB_NODELIST"))
 
     def _components(self) -> list[list[str]]:
         """Return the nodes of each component. Empty for a job that is not heterogeneous."""
-        name = "SLURM_HET_SIZE" if "SLURM_HET_SIZE" in self.environ else "SLURM_PACK_SIZE"
-        size = self._number(name, default="0", largest=MAX_GROUPS, expected=f"a number from 1 to {MAX_GROUPS}")
-        return [self._node_list(f"SLURM_JOB_NODELIST_{self._word}_{number}") for number in range(size)]
+        expected = f"a number from 1 to {MAX_GROUPS}"
+        num_components = self._number("SLURM_HET_SIZE", default="0", largest=MAX_GROUPS, expected=expected)
+        return [self._node_list(f"SLURM_JOB_NODELIST_HET_GROUP_{number}") for number in range(num_components)]
 
     def _node_list(self, variable: str) -> list[str]:
         """Return the names of the nodes that a variable lists. Raise `ClusterError` if it is missing or malformed."""
@@ -166,19 +169,26 @@ class Slurm(Platform):
             ) from error
         return names
 
-    def _of_components(self, nodes: Sequence[Sequence[str]], stated: Sequence[StatedGroup]) -> list[dict[str, object]]:
-        """Return one group for each component of a heterogeneous job."""
-        owner: dict[str, int] = {}
-        for number, names in enumerate(nodes):
-            twice = next((name for name in names if name in owner), None)
+    def _of_components(
+        self, components: Sequence[Sequence[str]], stated: Sequence[StatedGroup]
+    ) -> list[dict[str, object]]:
+        """Return one group for each component of a heterogeneous job.
+
+        Args:
+            components: The nodes of each component.
+            stated: The groups in `GROUPS_VARIABLE`. Without them, the names of the components' jobs are used.
+        """
+        component_of: dict[str, int] = {}
+        for number, nodes in enumerate(components):
+            twice = next((node for node in nodes if node in component_of), None)
             if twice is not None:
                 raise self._error(
-                    f"node {twice} belongs to the components {owner[twice]} and {number}",
+                    f"node {twice} belongs to the components {component_of[twice]} and {number}",
                     "each node in one component",
                     "request the nodes with --exclusive, or with constraints that no node meets twice",
                 )
-            owner.update(dict.fromkeys(names, number))
-        counts = [len(names) for names in nodes]
+            component_of.update(dict.fromkeys(nodes, number))
+        counts = [len(nodes) for nodes in components]
         if stated and [group.count for group in stated] != counts:
             raise self._error(
                 f"{GROUPS_VARIABLE} has {listing(group.text for group in stated)}, and the components have "
@@ -188,29 +198,32 @@ class Slurm(Platform):
             )
         if stated:
             return [
-                group_document(group.name, group.instance_type, names)
-                for group, names in zip(stated, nodes, strict=True)
+                group_document(group.name, group.instance_type, nodes)
+                for group, nodes in zip(stated, components, strict=True)
             ]
-        names_of = [self.environ.get(f"SLURM_JOB_NAME_{self._word}_{number}", "") for number in range(len(nodes))]
-        if len(set(names_of)) < len(names_of) or not all(names_of):
-            # Several components may have the same name, or none. Groups need different names.
-            names_of = [f"{self._partition(number)}-{number}" for number in range(len(nodes))]
+        group_names = [self._of_component("SLURM_JOB_NAME", number) for number in range(len(components))]
+        # Groups need different names. Several components may have the same name, or none.
+        if len(set(group_names)) < len(group_names) or not all(group_names):
+            partitions = [self._of_component("SLURM_JOB_PARTITION", number) for number in range(len(components))]
+            group_names = [f"{partition or 'component'}-{number}" for number, partition in enumerate(partitions)]
         return [
-            group_document(name, self._resources(number), hosts)
-            for number, (name, hosts) in enumerate(zip(names_of, nodes, strict=True))
+            group_document(name, self._resources(number), nodes)
+            for number, (name, nodes) in enumerate(zip(group_names, components, strict=True))
         ]
 
-    def _partition(self, number: int) -> str:
-        return self.environ.get(f"SLURM_JOB_PARTITION_{self._word}_{number}") or "component"
+    def _of_component(self, variable: str, number: int) -> str:
+        """Return the value of a variable that Slurm sets for each component. Empty without the variable."""
+        return self.environ.get(f"{variable}_HET_GROUP_{number}", "")
 
     def _resources(self, number: int) -> str:
         """Return what a node of a component has, ``GPU:8`` or ``CPU:32``. Empty if Slurm does not say."""
-        for variable in (f"SLURM_GPUS_PER_NODE_{self._word}_{number}", f"SLURM_GPUS_ON_NODE_{self._word}_{number}"):
-            count = self.environ.get(variable, "").rpartition(":")[2]  # may be a100:8
+        for variable in ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"):
+            # The value may have the type of the GPUs before their number: a100:8.
+            count = self._of_component(variable, number).rpartition(":")[2]
             if count.isascii() and count.isdigit() and int(count):
                 return f"GPU:{int(count)}"
-        found = _COUNTS.match(self.environ.get(f"SLURM_JOB_CPUS_PER_NODE_{self._word}_{number}", ""))
-        return f"CPU:{int(found[1])}" if found else ""
+        cpus = _COUNTS.match(self._of_component("SLURM_JOB_CPUS_PER_NODE", number))
+        return f"CPU:{int(cpus[1])}" if cpus else ""
 
     def _divided(self, nodes: Sequence[str], stated: Sequence[StatedGroup]) -> list[dict[str, object]]:
         """Return the groups of a job with one component."""
@@ -224,9 +237,10 @@ class Slurm(Platform):
                 "groups that have all nodes together",
                 f"correct {GROUPS_VARIABLE}, or the --nodes of srun or of the job",
             )
-        rest = iter(nodes)
+        # Each group takes as many nodes as it has hosts, in the order of the node list.
+        remaining = iter(nodes)
         return [
-            group_document(group.name, group.instance_type, list(itertools.islice(rest, group.count)))
+            group_document(group.name, group.instance_type, list(itertools.islice(remaining, group.count)))
             for group in stated
         ]
 

@@ -16,7 +16,7 @@ from hetero.cluster.document import MAX_HOSTS
 from hetero.cluster.groups import group_document, stated_groups
 from hetero.cluster.platforms.jobset import JobSet, replicated_job
 from hetero.cluster.platforms.platform import ClusterDescription
-from hetero.cluster.rendering.kubernetes import DOWNWARD, check_pods, head, indented, pod, text, time_limit
+from hetero.cluster.rendering.kubernetes import check_pods, head, indented, pod, text, time_limit
 from hetero.cluster.rendering.request import RenderRequest
 from hetero.cluster.spec import Role
 from hetero.errors import ConfigError
@@ -42,28 +42,34 @@ class TrainJob(JobSet):
 
     def describe(self) -> ClusterDescription:
         """Return the groups of the JobSet, or the pods that train."""
+        # With the runtime of `hetero render trainjob`, the pods have the variables of a JobSet.
         if super().is_here() and stated_groups(self.environ):
             return super().describe()
-        nodes = self.environ["PET_NNODES"].rpartition(":")[2]  # may be 1:4
-        if not (nodes.isascii() and nodes.isdigit() and 1 <= int(nodes) <= MAX_HOSTS):
-            raise self._error(f"PET_NNODES is {nodes!r:.40}", f"a number from 1 to {MAX_HOSTS}")
+        # With another runtime, all pods train. Their number may be stated as MIN:MAX.
+        stated = self.environ["PET_NNODES"].rpartition(":")[2]
+        if not (stated.isascii() and stated.isdigit() and 1 <= int(stated) <= MAX_HOSTS):
+            raise self._error(f"PET_NNODES is {stated!r:.40}", f"a number from 1 to {MAX_HOSTS}")
+        num_pods = int(stated)
         rank = self._index("PET_NODE_RANK")
         master = self.environ.get("PET_MASTER_ADDR", "")
         found = _MASTER.fullmatch(master)
-        if found is None and int(nodes) > 1:
+        # The names of all pods follow from the name of the first one. A single pod needs no such name.
+        if found is not None:
+            hosts = [f"{found[1]}-{index}{found[2] or ''}" for index in range(num_pods)]
+        elif num_pods == 1:
+            hosts = [master or "localhost"]
+        else:
             raise self._error(
                 f"PET_MASTER_ADDR is {master!r:.80}",
                 "the address of the first pod, such as JOB-node-0-0.JOB",
                 "use the runtime of hetero render trainjob",
             )
-        hosts = (
-            [master or "localhost"] if found is None else [f"{found[1]}-{i}{found[2] or ''}" for i in range(int(nodes))]
-        )
-        if rank >= len(hosts):
-            raise self._error(f"PET_NODE_RANK is {rank}, and PET_NNODES {nodes}", "a rank below the number of nodes")
+        if rank >= num_pods:
+            raise self._error(f"PET_NODE_RANK is {rank}, and PET_NNODES {stated}", "a rank below the number of nodes")
         return self._described([group_document("trainer", "", hosts)], hosts[rank])
 
     def _jobset(self) -> str:
+        """Return the name of the JobSet. Without its variable, the name is a part of the first pod's name."""
         name = self.environ.get("JOBSET_NAME", "")
         return name or self.environ.get("PET_MASTER_ADDR", "").partition(".")[0].removesuffix("-node-0-0")
 
@@ -110,7 +116,7 @@ class TrainJob(JobSet):
             *indented(time_limit(request), 12),
             "            template:",
             "              spec:",
-            *indented(pod(request, trainer, restart_policy="Never", labels=DOWNWARD, container=_TRAINER), 16),
+            *indented(pod(request, trainer, restart_policy="Never", is_of_jobset=True, container=_TRAINER), 16),
         ]
         # Kubeflow knows no data hosts, so each group of data hosts is one more job of the runtime.
         for group in request.members(Role.DATA):

@@ -19,7 +19,7 @@ from hetero.cluster.document import decode
 from hetero.cluster.groups import StatedGroup, group_document
 from hetero.cluster.platforms.platform import ClusterDescription, Folders, Platform
 from hetero.cluster.platforms.pods import pod_folders
-from hetero.cluster.rendering.kubernetes import indented, text
+from hetero.cluster.rendering.kubernetes import text
 from hetero.cluster.rendering.request import PORT, RenderRequest, machine_of
 from hetero.cluster.rendering.spot import notes
 from hetero.cluster.spec import Role
@@ -99,17 +99,18 @@ class Vertex(Platform):
         try:
             content = _mapping(json.loads(job) if isinstance(job, str) else job)
         except (ValueError, RecursionError):
+            # Groups without types are enough to run the job.
             content = {}
-        stated = content.get("worker_pool_specs") or content.get("workerPoolSpecs") or []
-        found = {}
-        for number, pool in enumerate(stated if isinstance(stated, list) else []):
-            own = _mapping(pool)
-            machine = _mapping(own.get("machine_spec") or own.get("machineSpec"))
+        # The job has the names of the API in one of two spellings.
+        pools = content.get("worker_pool_specs") or content.get("workerPoolSpecs") or []
+        types = {}
+        for number, pool in enumerate(map(_mapping, pools if isinstance(pools, list) else [])):
+            machine = _mapping(pool.get("machine_spec") or pool.get("machineSpec"))
             name = str(machine.get("machine_type") or machine.get("machineType") or "")
             count = machine.get("accelerator_count") or machine.get("acceleratorCount") or 0
-            accelerators = int(count) if str(count).isdigit() else 0
-            found[f"workerpool{number}"] = f"{name}+GPU:{accelerators}" if accelerators else name
-        return found
+            num_gpus = int(count) if str(count).isdigit() else 0
+            types[f"workerpool{number}"] = f"{name}+GPU:{num_gpus}" if num_gpus else name
+        return types
 
     def examine(self, own_host: str | None, port: int) -> Iterator[Diagnosis]:
         """Yield what is not known of the network of a job."""
@@ -162,12 +163,13 @@ class Vertex(Platform):
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
+    """Return a value of an untrusted document if it is an object, or else an empty one."""
     return value if isinstance(value, Mapping) else {}
 
 
-def _hosts(value: object) -> list[str]:
-    """Return hosts without their ports, whose use is not documented."""
-    return [str(each).rpartition(":")[0] or str(each) for each in value] if isinstance(value, list) else []
+def _hosts(addresses: object) -> list[str]:
+    """Return the hosts of a pool without their ports, whose use is not documented. Empty if the value is no list."""
+    return [str(each).rpartition(":")[0] or str(each) for each in addresses] if isinstance(addresses, list) else []
 
 
 def _mounted(uri: str) -> Path | None:
@@ -190,20 +192,31 @@ def _head(request: RenderRequest) -> list[str]:
 
 def _scheduling(request: RenderRequest) -> list[str]:
     """Return the time limit and the provisioning strategy, which all pools share."""
-    values = [] if request.hours is None else [f"timeout: {round(3600 * request.hours)}s"]
+    time_limit = [] if request.hours is None else [f"timeout: {round(3600 * request.hours)}s"]
     if not request.spot:
-        return [f"scheduling: {{{', '.join(values)}}}"] if values else []
+        return [f"scheduling: {{{time_limit[0]}}}"] if time_limit else []
     return [
         "#",
         "# Spot capacity for all pools. A trainer that is taken back ends this attempt of the job: save checkpoints in",
         "# Cloud Storage. A data host that is taken back does not.",
         *notes(request),
-        f"scheduling: {{{', '.join([*values, 'strategy: SPOT'])}}}",
+        f"scheduling: {{{', '.join([*time_limit, 'strategy: SPOT'])}}}",
     ]
 
 
 def _pool(request: RenderRequest, group: StatedGroup, count: int, token: str, comment: str) -> list[str]:
-    """Return the configuration of a worker pool."""
+    """Return the configuration of a worker pool.
+
+    Args:
+        request: The job.
+        group: The group whose hosts the pool has.
+        count: Number of hosts of the pool.
+        token: Address ``gs://BUCKET/PATH`` of the file with the job's token.
+        comment: What the pool is for.
+
+    Raises:
+        ConfigError: If the type of the group is not a machine type of Google Cloud.
+    """
     found = _MACHINE.fullmatch(group.instance_type)
     if found is None or found["kind"] == "GPU":
         raise ConfigError(
@@ -211,15 +224,18 @@ def _pool(request: RenderRequest, group: StatedGroup, count: int, token: str, co
             "accelerators n1-standard-16+NVIDIA_TESLA_V100:4"
         )
     machine = [f"machineType: {text(found['machine'])}"]
+    accelerator, count_text = found["kind"], found["count"]
+    # Some machine types have accelerators that the name does not state.
     known = machine_of(group)
-    kind, number = found["kind"], found["count"]
-    if not kind and known is not None and known.num_accelerators:
-        kind, number = _ACCELERATORS[known.accelerator or "", known.accelerator_memory_gib], known.num_accelerators
-    if kind:
-        machine += [f"acceleratorType: {kind}", f"acceleratorCount: {number}"]
-    mounted = "/gcs/" + token.removeprefix("gs://")
+    if not accelerator and known is not None and known.num_accelerators:
+        accelerator = _ACCELERATORS[known.accelerator or "", known.accelerator_memory_gib]
+        count_text = str(known.num_accelerators)
+    if accelerator:
+        machine += [f"acceleratorType: {accelerator}", f"acceleratorCount: {count_text}"]
+    mounted_token = "/gcs/" + token.removeprefix("gs://")
     # Copy the token's file, because files in Cloud Storage have no owner, and only the owner may have access to it.
-    script = f"install -m 600 {shlex.quote(mounted)} /tmp/hetero-token && exec {request.shell_command}"
+    script = f"install -m 600 {shlex.quote(mounted_token)} /tmp/hetero-token && exec {request.shell_command}"
+    environment = {"PYTHONUNBUFFERED": "1", "HETERO_TOKEN_FILE": "/tmp/hetero-token"}
     return [
         f"- machineSpec: {{{', '.join(machine)}}}  # {comment}",
         f"  replicaCount: {count}",
@@ -227,11 +243,5 @@ def _pool(request: RenderRequest, group: StatedGroup, count: int, token: str, co
         f"    imageUri: {text(request.image)}",
         f"    command: {text(['/bin/sh', '-c', script])}",
         "    env:",
-        *indented(
-            [
-                f"- {{name: {name}, value: {text(value)}}}"
-                for name, value in {"PYTHONUNBUFFERED": "1", "HETERO_TOKEN_FILE": "/tmp/hetero-token"}.items()
-            ],
-            4,
-        ),
+        *(f"    - {{name: {name}, value: {text(value)}}}" for name, value in environment.items()),
     ]

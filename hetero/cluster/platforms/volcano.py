@@ -1,8 +1,8 @@
 """Volcano: one task per group, with the plugins ``svc`` and ``env``. `hetero render volcano` makes the manifest.
 
-The plugin svc gives every pod ``VC_<TASK>_HOSTS`` of all tasks, with ``-`` as ``_``. The plugin env gives every pod
-``VC_TASK_INDEX``. No variable names the task of a pod. The task follows from the name of the pod, which is also its
-host name.
+The plugin svc gives every pod a variable ``VC_<TASK>_HOSTS`` for each task, with ``_`` for each ``-`` in the name of
+the task. The plugin env gives every pod ``VC_TASK_INDEX``. No variable names the task of a pod. The task follows from
+the name of the pod, which is also the name of the host.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class Volcano(Pod):
                 "the hosts of each task",
                 "add the plugin svc: [] to the job, as hetero render volcano does",
             )
+        # Volcano writes the names of tasks in variables in this way.
         stated = {group.name.replace("-", "_").lower(): group for group in stated_groups(self.environ)}
         unknown = sorted(set(stated) - set(tasks))
         if unknown:
@@ -79,15 +80,15 @@ class Volcano(Pod):
 
     def _tasks(self) -> dict[str, list[str]]:
         """Return the hosts of each task, by the task's name in lower case with ``_``."""
-        found = {}
-        for variable in sorted(self.environ):
+        tasks = {}
+        for variable, value in sorted(self.environ.items()):
             match = _HOSTS.fullmatch(variable)
-            hosts = [host.strip() for host in self.environ[variable].split(",") if host.strip()] if match else []
+            hosts = [host.strip() for host in value.split(",") if host.strip()]
             if match and hosts:
                 # Keep one host more than allowed. The description is then rejected instead of shortened.
-                found[match[1].lower()] = hosts[: MAX_HOSTS + 1]
+                tasks[match[1].lower()] = hosts[: MAX_HOSTS + 1]
         # Prefer the files, because they list hosts that are added later. The variables do not change after the start.
-        return {name: self._from_file(name) or hosts for name, hosts in found.items()}
+        return {name: self._from_file(name) or hosts for name, hosts in tasks.items()}
 
     def _from_file(self, task: str) -> list[str]:
         """Return the hosts in a task's mounted file, which follows changes of the job. Empty without a file."""
@@ -95,10 +96,11 @@ class Volcano(Pod):
             if path.stem.replace("-", "_").lower() == task:
                 try:
                     with path.open(encoding="utf-8") as file:
-                        lines = file.read(MAX_FILE_BYTES).split()
+                        hosts = file.read(MAX_FILE_BYTES).split()
                 except (OSError, UnicodeError):
+                    # The caller then uses the variable.
                     return []
-                return lines[: MAX_HOSTS + 1]
+                return hosts[: MAX_HOSTS + 1]
         return []
 
     def _own(self, tasks: dict[str, list[str]]) -> str:
@@ -108,14 +110,15 @@ class Volcano(Pod):
             ClusterError: If not exactly one host has the name.
         """
         name = self.environ.get("HOSTNAME", "")
-        own = [host for hosts in tasks.values() for host in hosts if name and host.partition(".")[0] == name]
-        if len(own) != 1:
+        all_hosts = [host for hosts in tasks.values() for host in hosts]
+        matches = [host for host in all_hosts if name and host.partition(".")[0] == name]
+        if len(matches) != 1:
             raise self._error(
-                f"HOSTNAME is {name!r:.80}, which is {'no' if not own else 'more than one'} host of a task",
+                f"HOSTNAME is {name!r:.80}, which is {'more than one' if matches else 'no'} host of a task",
                 "the name of this pod, which is one of VC_<TASK>_HOSTS",
                 "do not set hostname in the pod's template",
             )
-        return own[0]
+        return matches[0]
 
     @classmethod
     def render(cls, request: RenderRequest) -> str:

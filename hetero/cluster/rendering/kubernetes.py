@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from hetero.cluster.groups import StatedGroup
 from hetero.cluster.rendering.request import GRACE_S, PORT, RenderRequest, machine_of, resources_of
 from hetero.cluster.rendering.spot import check_data_groups, node_label, notes, tolerations
 
-__all__ = ["DATA_RESTARTS", "DOWNWARD", "POD_SETTINGS", "check_pods", "head", "indented", "pod", "text", "time_limit"]
+__all__ = ["DATA_RESTARTS", "POD_SETTINGS", "check_pods", "head", "indented", "pod", "text", "time_limit"]
 
-DOWNWARD = {
+_JOBSET_LABELS = {
     "JOBSET_NAME": "jobset.sigs.k8s.io/jobset-name",
     "REPLICATED_JOB_NAME": "jobset.sigs.k8s.io/replicatedjob-name",
     "JOB_INDEX": "jobset.sigs.k8s.io/job-index",
     "JOBSET_RESTART_ATTEMPT": "jobset.sigs.k8s.io/restart-attempt",
 }
-"""Variables of a pod of a JobSet, and the labels that they come from."""
+"""The variables that a pod of a JobSet gets from its labels, by the downward API, and the label of each variable."""
 POD_SETTINGS = {
     "volume-claim": "claim of the volume for results and checkpoints. Default: a folder of each pod",
     "node-selector": "label LABEL=VALUE of the nodes",
@@ -83,27 +83,28 @@ def pod(
     group: StatedGroup,
     *,
     restart_policy: str,
-    labels: Mapping[str, str] | None = None,
+    is_of_jobset: bool = False,
     container: str = "hetero",
 ) -> list[str]:
-    """Return the spec of the pods of a group.
+    """Return the spec of the pods of a group, as lines of YAML.
 
     Args:
         request: The job.
         group: The group.
         restart_policy: ``Never`` or ``OnFailure``.
-        labels: Variables by the label that each comes from.
+        is_of_jobset: Whether the pod belongs to a JobSet, and so needs the variables that say which pod it is.
         container: Name of the container.
     """
     claim = request.setting("volume-claim", group)
     workspace = f"persistentVolumeClaim: {{claimName: {text(claim)}}}" if claim else "emptyDir: {}"
+    claim_note = "  # ReadWriteMany, if its pods are on several nodes" if claim else ""
     node_labels = _node_labels(request, group)
+    spot_tolerations = [f"- {text(each)}" for each in tolerations()] if request.is_spot(group) else []
     return [
         f"restartPolicy: {restart_policy}",
         f"terminationGracePeriodSeconds: {GRACE_S}  # to save a checkpoint",
         *([f"nodeSelector: {text(node_labels)}"] if node_labels else []),
-        *(["tolerations:  # spot nodes of GKE and AKS"] if request.is_spot(group) else []),
-        *([f"- {text(each)}" for each in tolerations()] if request.is_spot(group) else []),
+        *(["tolerations:  # spot nodes of GKE and AKS", *spot_tolerations] if spot_tolerations else []),
         'securityContext:  # as Pod Security "restricted" demands. The image\'s files must be readable for this user',
         "  runAsNonRoot: true",
         f"  runAsUser: {_USER}",
@@ -117,7 +118,7 @@ def pod(
         f"  image: {text(request.image)}",
         f"  command: {text(request.command)}",
         "  env:",
-        *indented(_environment(request, labels or {}), 2),
+        *indented(_environment(request, is_of_jobset=is_of_jobset), 2),
         "  ports:",
         f"  - {{containerPort: {PORT}}}  # launchers; endpoints choose ports of their own",
         *indented(_resources(group), 2),
@@ -129,28 +130,30 @@ def pod(
         "volumes:",
         f"- {{name: token, secret: {{secretName: {text(request.name + '-token')}, defaultMode: 0400}}}}",
         "- {name: shm, emptyDir: {medium: Memory}}  # torch's workers and NCCL need more than a container's 64 MiB",
-        f"- {{name: workspace, {workspace}}}{'  # ReadWriteMany, if its pods are on several nodes' if claim else ''}",
+        f"- {{name: workspace, {workspace}}}{claim_note}",
     ]
 
 
 def time_limit(request: RenderRequest) -> list[str]:
     """Return the time limit of a job or pod of Kubernetes. Empty without a limit."""
+    # Kubernetes rejects 0.
     return [] if request.hours is None else [f"activeDeadlineSeconds: {max(1, round(3600 * request.hours))}"]
 
 
-def _environment(request: RenderRequest, labels: Mapping[str, str]) -> list[str]:
-    """Return the environment variables of a container. ``labels`` has the variables that come from labels."""
+def _environment(request: RenderRequest, *, is_of_jobset: bool) -> list[str]:
+    """Return the environment variables of a container. In a JobSet, some have the value of a label of the pod."""
     values = {
         **request.environment,
         "HETERO_GRACE_S": str(GRACE_S),
         "HETERO_TOKEN_FILE": _TOKEN,
         "HETERO_WORKSPACE": _WORKSPACE,
     }
-    fields = [
+    constants = [f"- {{name: {name}, value: {text(value)}}}" for name, value in values.items()]
+    from_labels = [
         f"- {{name: {name}, valueFrom: {{fieldRef: {{fieldPath: \"metadata.labels['{label}']\"}}}}}}"
-        for name, label in labels.items()
+        for name, label in _JOBSET_LABELS.items()
     ]
-    return [*(f"- {{name: {name}, value: {text(value)}}}" for name, value in values.items()), *fields]
+    return [*constants, *from_labels] if is_of_jobset else constants
 
 
 def _node_labels(request: RenderRequest, group: StatedGroup) -> dict[str, str]:
@@ -159,6 +162,7 @@ def _node_labels(request: RenderRequest, group: StatedGroup) -> dict[str, str]:
     A selector of the user replaces the label of spot nodes, because services other than GKE and AKS use different
     labels.
     """
+    # A group may state accelerators after the machine type: n1-standard-16+NVIDIA_TESLA_V100:4.
     labels = {} if machine_of(group) is None else {_INSTANCE_TYPE: group.instance_type.partition("+")[0]}
     key, equals, value = request.setting("node-selector", group).partition("=")
     if equals:
@@ -173,8 +177,10 @@ def _resources(group: StatedGroup) -> list[str]:
     """Return the resources that a pod of a group requests, and their limits."""
     stated, machine = resources_of(group), machine_of(group)
     gpus = stated.gpus or (machine.num_accelerators if machine is not None else 0)
+    # A pod that requests more than half of a node is alone on the node.
     if machine is not None and machine.vcpus is not None:
-        cpus, gib = machine.vcpus // 2 + 1, int(machine.memory_gib or 2 * _CPU_GIB * machine.vcpus) // 2 + 1
+        cpus = machine.vcpus // 2 + 1
+        gib = int(machine.memory_gib or 2 * _CPU_GIB * machine.vcpus) // 2 + 1
         comment = f"more than half of {group.instance_type}, so each pod has a separate node"
     elif stated.cpus:
         cpus, gib, comment = stated.cpus, _CPU_GIB * stated.cpus, "state the memory that your data set needs"
@@ -182,7 +188,12 @@ def _resources(group: StatedGroup) -> list[str]:
         cpus, gib, comment = _GPU_CPUS * gpus, _GPU_GIB * gpus, "state what your nodes have for each pod"
     else:
         return [f"resources: {{}}  # {group.instance_type}: state its requests, or select its nodes"]
-    limits = {"nvidia.com/gpu": gpus} if gpus else {"cpu": stated.cpus} if stated.cpus else {}
+    # With a limit of CPUs, a data host counts the CPUs that it may use, and runs as many endpoints.
+    limits: dict[str, int | None] = {}
+    if gpus:
+        limits = {"nvidia.com/gpu": gpus}
+    elif stated.cpus:
+        limits = {"cpu": stated.cpus}
     return [
         "resources:",
         f"  requests: {{cpu: {cpus}, memory: {gib}Gi}}  # {comment}",

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from hetero.cluster.groups import StatedGroup
 from hetero.cluster.rendering.request import RenderRequest
+from hetero.cluster.roles import check_spot_groups
 from hetero.cluster.spec import Role
-from hetero.errors import ConfigError
 
 __all__ = ["check_data_groups", "node_label", "notes", "tolerations"]
 
@@ -21,13 +21,8 @@ _AKS = ("kubernetes.azure.com/scalesetpriority", "spot")
 
 def check_data_groups(request: RenderRequest) -> None:
     """Raise `ConfigError` if a spot group trains."""
-    for group in request.members(Role.TRAINER):
-        if request.is_spot(group):
-            names = ", ".join(each.name for each in request.members(Role.DATA))
-            raise ConfigError(
-                f"--spot {group.name}: this group trains, and the job ends if the platform takes a trainer host back\n"
-                f"  expected: a group of data hosts{f', here {names}' if names else '; this job has no such group'}"
-            )
+    names = (group.name for group in request.groups)
+    check_spot_groups(request.spot, dict(zip(names, request.roles, strict=True)))
 
 
 def node_label(group: StatedGroup) -> tuple[str, str]:

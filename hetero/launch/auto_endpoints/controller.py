@@ -6,8 +6,8 @@ The search begins without endpoints. If steps wait for data, it adds as many end
 steps become shorter and still wait, it adds more. If steps become longer, the search tries half of the number that it
 added. A search tries at most two numbers, and ends with the best.
 
-A batch is requested long before its turn, so a change shows only after as many steps as batches are in flight. Each
-measurement therefore skips that many steps, and then takes the mean of the same number of steps.
+A batch is requested long before the step that uses it. So a change of the number shows only after as many steps as
+batches are in flight. Each measurement skips so many steps, and then takes the mean of as many steps.
 
 The constants were chosen in a model of jobs, with fifteen seeds on each of 48 clusters
 (tests/launch/auto_endpoints/test_controller_grid.py). Where the model shows what the value of a constant gains, the
@@ -86,12 +86,12 @@ class Controller:
         self._first_step = self.num_steps
         # Measured steps with endpoints.
         self._num_trial_steps = 0
-        # The number of endpoints with the shortest steps so far, and these steps.
+        # The number of endpoints with the shortest steps so far, and the measurement of these steps.
         self._best = 0
         self._best_window: Window | None = None
-        # After the search: the steps that later ones are compared with, and whether the last window differed from them.
+        # After the search: the window that later ones are compared with, and whether the last window differed from it.
         self._settled_window: Window | None = None
-        self._is_odd = False
+        self._has_last_window_changed = False
         self._enter(Phase.STARTING)
 
     def observe(self, steps: Sequence[StepTime], now: Conditions) -> Decision | None:
@@ -104,9 +104,10 @@ class Controller:
         self._now = now
         for index, step in enumerate(steps):
             self.num_steps += 1
-            decision = self._take(step)
+            decision = self._process(step)
             if decision is not None:
-                # The other steps of this call were taken before the decision, so they say nothing about it.
+                # The ranks took the later steps of this call before the decision, so these steps say nothing about its
+                # effect. Only count them.
                 self.num_steps += len(steps) - index - 1
                 return decision
         return None
@@ -120,6 +121,7 @@ class Controller:
             reason: Why not more.
         """
         reason = f"{decision.reason}. {reason}"
+        # The hosts have no room for even one more endpoint, so the search ends.
         if number <= decision.before:
             self.endpoints = decision.before
             return self._settle(reason)
@@ -136,22 +138,26 @@ class Controller:
         self._begin_search()
         return self._decision(Action.REMOVE, before, reason) if before else None
 
-    def _take(self, step: StepTime) -> Decision | None:
-        """Process one step. Return a decision if a measurement ends with this step and leads to one."""
+    def _process(self, step: StepTime) -> Decision | None:
+        """Process one step. Return a decision if a measurement ends with this step and leads to a decision."""
         self._num_in_phase += 1
         if self.phase is Phase.STARTING:
             return self._await_use()
-        self._num_trial_steps += self.phase is Phase.MEASURING and self._best_window is not None
-        # The first steps use batches that were requested before the change, or that were ready when the job began.
-        if self._num_in_phase <= self._length:
+        is_measuring = self.phase is Phase.MEASURING
+        # The first measurement of a search is the one without endpoints. Each later one is the trial of a number.
+        is_trial = is_measuring and self._best_window is not None
+        if is_trial:
+            self._num_trial_steps += 1
+        # Skip the first steps. Their batches were requested before the number changed, or before the job began.
+        if self._num_in_phase <= self._window_steps:
             return None
         self._steps.append(step)
-        wanted = self._length if self.phase is Phase.MEASURING else max(_WATCH_STEPS, self._length)
-        if len(self._steps) < wanted:
+        # Windows after the search are longer, because a short window with an odd step would begin a new search.
+        if len(self._steps) < (self._window_steps if is_measuring else max(_WATCH_STEPS, self._window_steps)):
             return None
         window = Window.of(self._steps)
         self._steps.clear()
-        return self._compare(window) if self.phase is Phase.MEASURING else self._watch(window)
+        return self._compare(window) if is_measuring else self._watch(window)
 
     # Phases
 
@@ -161,11 +167,13 @@ class Controller:
         If no rank uses the added endpoints by then, end the search and return the decision to remove them.
         """
         num_used = self._now.num_used
-        is_late = self._num_in_phase >= _USE_STEPS
-        if is_late and num_used <= self._best < self.endpoints:
+        is_time_over = self._num_in_phase >= _USE_STEPS
+        are_added_unused = num_used <= self._best < self.endpoints
+        if is_time_over and are_added_unused:
             return self._settle(f"the ranks use only {num_used} of {counted(self.endpoints, 'endpoint')}")
-        # Also wait until removed endpoints have ended. They run until they have answered their requests.
-        if is_late or num_used >= self.endpoints >= self._now.num_running:
+        # Removed endpoints run until they have answered their requests, and take CPU time until then.
+        have_removed_ended = self._now.num_running <= self.endpoints
+        if is_time_over or (num_used >= self.endpoints and have_removed_ended):
             self._enter(Phase.MEASURING)
         return None
 
@@ -192,6 +200,7 @@ class Controller:
     def _watch(self, window: Window) -> Decision | None:
         """After the search, compare a window with the first one. If conditions have changed, begin a new search."""
         settled = self._settled_window
+        # This window is the first one after a search, so there is nothing to compare it with.
         if settled is None:
             self._settled_window = window
             return None
@@ -201,9 +210,11 @@ class Controller:
         else:
             # The search tried no endpoints, because steps did not wait for data. So only a data wait matters.
             has_changed = window.wait_share >= _MATTERS
-        # One odd window may be a checkpoint or the beginning of an epoch.
-        is_second, self._is_odd = has_changed and self._is_odd, has_changed
-        if not is_second or (self._num_trial_steps and self.num_steps - self._first_step < _REST_STEPS):
+        # Act only on two changed windows in a row. A single one may be a checkpoint or the beginning of an epoch.
+        is_second = has_changed and self._has_last_window_changed
+        self._has_last_window_changed = has_changed
+        is_too_early = self._num_trial_steps > 0 and self.num_steps - self._first_step < _REST_STEPS
+        if not is_second or is_too_early:
             return None
         return self.restart_search(
             f"conditions changed: a step takes {_ms(window.step_s)} and waits {_ms(window.wait_s)} for data, "
@@ -213,13 +224,13 @@ class Controller:
     # Parts of decisions
 
     def _larger(self, window: Window) -> int | None:
-        """Return the larger number of endpoints to try after the best one, or None."""
-        # Count supply and demand in slots. Without the bound of ``busy``, steps that only wait would call for infinite
-        # slots.
-        busy = max(1 - window.wait_share, _MATTERS)
-        missing = needed_for_headspace(self._now.num_slots / busy, 1.0) - self._now.num_slots
-        wanted = self._best + math.ceil(_MARGIN * missing / self._num_hosts / self._slots_per_endpoint)
-        return self._if_new(min(wanted, self._max_endpoints))
+        """Return the larger number of endpoints to try after the best one. None if the search has tried enough."""
+        # If the present slots feed the ranks for a share of the time, 1 / share as many slots feed them all the time.
+        # The lower bound of the share is there because steps that only wait would call for infinite slots.
+        share_without_wait = max(1 - window.wait_share, _MATTERS)
+        missing_slots = needed_for_headspace(self._now.num_slots / share_without_wait, 1.0) - self._now.num_slots
+        missing_per_host = missing_slots / self._num_hosts / self._slots_per_endpoint
+        return self._if_new(min(self._best + math.ceil(_MARGIN * missing_per_host), self._max_endpoints))
 
     def _if_new(self, number: int) -> int | None:
         """Return a number of endpoints to try. None if it is not above the best, or the search has tried enough."""
@@ -248,8 +259,8 @@ class Controller:
         self._num_in_phase = 0
 
     @property
-    def _length(self) -> int:
-        """Steps that a measurement skips, and steps that it takes: at least the batches in flight."""
+    def _window_steps(self) -> int:
+        """Number of steps that a measurement first skips, and then takes: at least the batches in flight per rank."""
         # Slots that began together end together, so batches come in bursts. Two whole bursts are in flight.
         burst_steps = math.ceil(self._now.num_slots / self._world_size)
         return max(_MIN_LENGTH, _BATCHES_PER_SLOT * burst_steps)

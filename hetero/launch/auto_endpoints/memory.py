@@ -19,7 +19,7 @@ from hetero.metrics.hosts import HostUsage
 from hetero.system.cgroups import free_memory
 from hetero.system.memory import process_memory
 
-__all__ = ["HostMemory", "MemoryLimit", "limit_of"]
+__all__ = ["MemoryLimit", "limit_of", "limit_of_this_host"]
 
 _SHARE = 0.7
 """Share of the free memory that additional endpoints may use. The rest is for the growth of endpoints and ranks."""
@@ -43,12 +43,14 @@ def limit_of(running: int, *, endpoint_bytes: int | None, free_bytes: int, total
         total_bytes: Memory of the host.
     """
     if endpoint_bytes is None:
-        more, size = 0, "it is not known how much an endpoint uses"
+        num_more, size_text = 0, "it is not known how much an endpoint uses"
     else:
-        more, size = int(_SHARE * free_bytes / max(1, endpoint_bytes)), f"an endpoint uses {bytes_text(endpoint_bytes)}"
+        # The measured memory of an endpoint may be 0.
+        num_more = int(_SHARE * free_bytes / max(1, endpoint_bytes))
+        size_text = f"an endpoint uses {bytes_text(endpoint_bytes)}"
     return MemoryLimit(
-        endpoints=running + more,
-        reason=f"{bytes_text(free_bytes)} of {bytes_text(total_bytes)} of the host's memory are free, and {size}",
+        endpoints=running + num_more,
+        reason=f"{bytes_text(free_bytes)} of {bytes_text(total_bytes)} of the host's memory are free, and {size_text}",
     )
 
 
@@ -61,21 +63,25 @@ def size_on_data_hosts(statuses: Iterable[HostStatus]) -> int | None:
     Returns:
         Bytes, or None if no data host with endpoints has reported its use.
     """
-    found = []
+    sizes_bytes = []
     for status in statuses:
         if not status.usage_json or not status.endpoints:
             continue
         try:
             usage = HostUsage.from_json(status.usage_json)
         except ConfigError:
+            # A malformed part of a status is logged when the report is written.
             continue
-        found.append(usage.memory_peak_bytes // len(status.endpoints))
-    return max(found, default=None)
+        sizes_bytes.append(usage.memory_peak_bytes // len(status.endpoints))
+    return max(sizes_bytes, default=None)
 
 
 def _free_and_total_bytes() -> tuple[int, int]:
-    machine, group = psutil.virtual_memory(), free_memory()
-    return (machine.available if group is None else min(group, machine.available)), machine.total
+    """Return the free memory and the whole memory of this host. A limit of a container makes less memory free."""
+    machine, container_free_bytes = psutil.virtual_memory(), free_memory()
+    if container_free_bytes is None:
+        return machine.available, machine.total
+    return min(container_free_bytes, machine.available), machine.total
 
 
 def _private_bytes(pid: int) -> int | None:
@@ -83,32 +89,24 @@ def _private_bytes(pid: int) -> int | None:
     return None if found is None else found.private_bytes
 
 
-class HostMemory:
-    """The memory of this host.
+def limit_of_this_host(
+    running: int,
+    *,
+    used_pids: Sequence[int],
+    data_hosts: Iterable[HostStatus],
+    free_and_total_bytes: Callable[[], tuple[int, int]] = _free_and_total_bytes,
+    private_bytes: Callable[[int], int | None] = _private_bytes,
+) -> MemoryLimit:
+    """Return how many endpoints this host can run.
 
     Args:
+        running: Endpoints that this host runs.
+        used_pids: Processes of endpoints that have built their data set.
+        data_hosts: Statuses of the data hosts.
         free_and_total_bytes: Returns the free memory and the whole memory of this host.
         private_bytes: Returns the private memory of a process, None if it is not known.
     """
-
-    def __init__(
-        self,
-        *,
-        free_and_total_bytes: Callable[[], tuple[int, int]] = _free_and_total_bytes,
-        private_bytes: Callable[[int], int | None] = _private_bytes,
-    ) -> None:
-        self._free_and_total_bytes = free_and_total_bytes
-        self._private_bytes = private_bytes
-
-    def limit(self, running: int, *, used_pids: Sequence[int], data_hosts: Iterable[HostStatus]) -> MemoryLimit:
-        """Return how many endpoints this host can run.
-
-        Args:
-            running: Endpoints that this host runs.
-            used_pids: Processes of endpoints that have built their data set.
-            data_hosts: Statuses of the data hosts.
-        """
-        own = [size for pid in used_pids if (size := self._private_bytes(pid)) is not None]
-        size = max(own) if own else size_on_data_hosts(data_hosts)
-        free_bytes, total_bytes = self._free_and_total_bytes()
-        return limit_of(running, endpoint_bytes=size, free_bytes=free_bytes, total_bytes=total_bytes)
+    own_sizes = [size for pid in used_pids if (size := private_bytes(pid)) is not None]
+    endpoint_bytes = max(own_sizes) if own_sizes else size_on_data_hosts(data_hosts)
+    free_bytes, total_bytes = free_and_total_bytes()
+    return limit_of(running, endpoint_bytes=endpoint_bytes, free_bytes=free_bytes, total_bytes=total_bytes)

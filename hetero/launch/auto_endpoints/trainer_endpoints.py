@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from hetero.cluster import Role
 from hetero.control.members.directory import BATCHES
@@ -12,32 +11,14 @@ from hetero.control.members.membership import Membership
 from hetero.control.status import HostStatus, RankReport
 from hetero.launch.auto_endpoints.controller import Controller
 from hetero.launch.auto_endpoints.decisions import Action, Conditions, Decision
-from hetero.launch.auto_endpoints.memory import HostMemory, MemoryLimit
+from hetero.launch.auto_endpoints.memory import MemoryLimit, limit_of_this_host
 from hetero.launch.auto_endpoints.windows import JoinedSteps
+from hetero.pool.pool import EndpointPool
 from hetero.report.model import MAX_EVENTS
 
-__all__ = ["ResizablePool", "TrainerEndpoints"]
+__all__ = ["TrainerEndpoints"]
 
 logger = logging.getLogger(__name__)
-
-
-class ResizablePool(Protocol):
-    """The part of `hetero.pool.pool.EndpointPool` that this module uses."""
-
-    @property
-    def num_used(self) -> int:
-        """Endpoints that have received a request."""
-
-    @property
-    def num_running(self) -> int:
-        """Endpoint processes that may compute."""
-
-    @property
-    def used_pids(self) -> tuple[int, ...]:
-        """Processes of endpoints that have received a request."""
-
-    def resize(self, number: int) -> None:
-        """Set the number of endpoints."""
 
 
 class TrainerEndpoints:
@@ -54,12 +35,12 @@ class TrainerEndpoints:
         max_endpoints: Largest number of endpoints of this host.
         slots_per_endpoint: Batches that an endpoint computes at the same time.
         publish: Called with a decided number, to send it to the other hosts.
-        memory: The memory of this host.
+        memory_limit: Returns how many endpoints this host can run.
     """
 
     def __init__(
         self,
-        pool: ResizablePool,
+        pool: EndpointPool,
         *,
         host: str,
         trainer_hosts: Sequence[str],
@@ -67,7 +48,7 @@ class TrainerEndpoints:
         max_endpoints: int,
         slots_per_endpoint: int,
         publish: Callable[[int], None],
-        memory: HostMemory,
+        memory_limit: Callable[..., MemoryLimit] = limit_of_this_host,
     ) -> None:
         self.decisions: list[str] = []
         """The first decisions, on the first trainer host, for the report. One line each."""
@@ -76,12 +57,15 @@ class TrainerEndpoints:
         self._is_leader = host == self._leader
         self._max_endpoints = max_endpoints
         self._publish = publish
-        self._memory = memory
+        self._limit_of_this_host = memory_limit
         self._number = 0
-        self._followed = 0  # the number that the first trainer host decided on
+        """Endpoints that this host should run now."""
+        self._followed = 0
+        """The last number that the first trainer host decided on, on the other trainer hosts."""
         self._generation = 0
         self._steps = JoinedSteps(num_ranks)
-        self._loader = ""  # the loader whose steps the controller has observed
+        self._loader = ""
+        """The loader whose steps the controller has observed. Empty before the first step."""
         self._controller = Controller(
             max_endpoints=max_endpoints,
             num_hosts=len(trainer_hosts),
@@ -96,32 +80,34 @@ class TrainerEndpoints:
             A function that decides, or follows the decision of the first trainer host. Call it without the lock.
         """
         own = membership.own
+        # A job that stops must not start endpoints.
         if membership.stop_requested:
             return lambda: None
+        data_hosts = membership.statuses(Role.DATA)
         if not self._is_leader:
             leader = next((status for status in membership.statuses() if status.host == self._leader), None)
             number = 0 if leader is None else leader.trainer_endpoints
-            data_hosts = membership.statuses(Role.DATA) if number > self._followed else []
             return lambda: self._follow(number, data_hosts)
-        slots = sum(record.num_slots for record in membership.endpoints() if record.kind == BATCHES)
-        data_hosts = membership.statuses(Role.DATA)
-        return lambda: self._lead(own.generation, own.ranks, slots, data_hosts)
+        num_slots = sum(record.num_slots for record in membership.endpoints() if record.kind == BATCHES)
+        return lambda: self._lead(own.generation, own.ranks, num_slots, data_hosts)
 
     def _follow(self, number: int, data_hosts: Sequence[HostStatus]) -> None:
         """Adopt the number that the first trainer host decided on. Adopt a smaller one if this host lacks memory."""
         if number == self._followed:
             return
         self._followed = number
+        # This host may have fewer CPUs than the first trainer host.
         number = min(number, self._max_endpoints)
+        # The memory is only measured if endpoints are added, because this takes time.
         if number > self._number and number > (limit := self._memory_limit(data_hosts)).endpoints:
             logger.warning("trainer endpoints: %s wants %d, but %s", self._leader, number, limit.reason)
-            number = max(self._number, limit.endpoints)
+            number = limit.endpoints
         if number != self._number:
             logger.info("trainer endpoints: from %d to %d, as %s decided", self._number, number, self._leader)
             self._apply(number)
 
     def _memory_limit(self, data_hosts: Sequence[HostStatus]) -> MemoryLimit:
-        return self._memory.limit(self._number, used_pids=self._pool.used_pids, data_hosts=data_hosts)
+        return self._limit_of_this_host(self._number, used_pids=self._pool.used_pids, data_hosts=data_hosts)
 
     def _lead(
         self,
@@ -151,7 +137,8 @@ class TrainerEndpoints:
             limit = self._memory_limit(data_hosts)
             if decision.endpoints > limit.endpoints:
                 decision = self._controller.limit(decision, limit.endpoints, f"No more are added: {limit.reason}")
-        # A new search begins after at least 1,000 steps, and decides at most five times.
+        # The report has room for this number. More decisions are rare, because a new search begins after at least 1,000
+        # steps, and decides at most five times.
         if len(self.decisions) < MAX_EVENTS:
             self.decisions.append(decision.text)
         logger.info("trainer endpoints: %s", decision.text)
@@ -162,8 +149,10 @@ class TrainerEndpoints:
     def _change_loader(self, loader: str) -> Decision | None:
         """Restart the search if steps of another loader arrive, because earlier steps say nothing about them."""
         before = self._loader
+        # The loader is not known for a moment after the ranks were restarted.
         self._loader = loader or before
-        if before in ("", self._loader):
+        is_first = before == ""
+        if is_first or self._loader == before:
             return None
         return self._controller.restart_search(f"loader {loader} now takes more time than {before}")
 

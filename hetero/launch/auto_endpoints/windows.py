@@ -71,6 +71,7 @@ class JoinedSteps:
     def __init__(self, num_ranks: int) -> None:
         self._num_ranks = num_ranks
         self._next = 0
+        """Number of the next step to return."""
         self.loader = ""
         """Loader of the steps. Empty until it is known."""
 
@@ -93,12 +94,13 @@ class JoinedSteps:
         if loaders != {self.loader}:
             (self.loader,) = loaders
             self._next = 0
+        # A report has the times of some successive steps. Only steps that are in the reports of all ranks count.
         begin = max(self._next, *(each.first for each in times))
         end = min(each.first + len(each.wait_s) for each in times)
         self._next = max(begin, end)
-        found = []
+        steps = []
         for number in range(begin, end):
             wait_s = max(each.wait_s[number - each.first] for each in times)
             total_s = max(each.compute_s[number - each.first] + each.wait_s[number - each.first] for each in times)
-            found.append(StepTime(compute_s=total_s - wait_s, wait_s=wait_s))
-        return found
+            steps.append(StepTime(compute_s=total_s - wait_s, wait_s=wait_s))
+        return steps

@@ -32,18 +32,20 @@ class Endpoints(DataService):
         vCPUs, each endpoint has one slot.
         """
         emulated = options.emulate_sample_s is not None
-        fixed = trainer_endpoints_of(options, has_data_hosts=bool(cluster.data_hosts))
+        num_vcpus = options.emulate_vcpus or usable_cpus()
+        # None if the job chooses the number of endpoints on trainer hosts while it runs.
+        trainer_endpoints = trainer_endpoints_of(options, has_data_hosts=bool(cluster.data_hosts))
         if cluster.role is not Role.TRAINER:
             # One emulated endpoint has all vCPUs of its host as slots.
             number = options.endpoints_per_host or (1 if emulated else usable_cpus())
-        elif fixed is None:
-            return _changing_number(options.emulate_vcpus or usable_cpus(), emulated=emulated)
+        elif trainer_endpoints is None:
+            return _changing_number(num_vcpus, emulated=emulated)
         elif emulated and not cluster.data_hosts:
-            number = fixed or 1
+            number = trainer_endpoints or 1
         else:
-            number = fixed
+            number = trainer_endpoints
         # Round down, as on a real host, where 7 endpoints leave one of 8 vCPUs idle. A plan expects this.
-        num_slots = (options.emulate_vcpus or usable_cpus()) // number if emulated and number else 1
+        num_slots = num_vcpus // number if emulated and number else 1
         return Servers(number=number, num_slots=max(1, num_slots))
 
     def make_pool(
@@ -57,10 +59,10 @@ class Endpoints(DataService):
 
     def report_options(self, options: LaunchOptions, cluster: ClusterSpec) -> dict[str, str]:
         """Return the report's entries on how many endpoints were planned for each host."""
-        fixed = trainer_endpoints_of(options, has_data_hosts=bool(cluster.data_hosts))
+        trainer_endpoints = trainer_endpoints_of(options, has_data_hosts=bool(cluster.data_hosts))
         return {
             "endpoints per data host": str(options.endpoints_per_host or "default"),
-            "endpoints per trainer host": AUTO if fixed is None else str(fixed),
+            "endpoints per trainer host": AUTO if trainer_endpoints is None else str(trainer_endpoints),
         }
 
 
@@ -79,11 +81,11 @@ def _changing_number(num_cpus: int, *, emulated: bool) -> Servers:
 
 def pool_options(facts: HostFacts) -> PoolOptions:
     """Return the settings of a host's pool of endpoints."""
-    options, timings = facts.options, facts.timings
-    # Endpoints of a data host see no accelerators. Endpoints that the job adds on trainer hosts must not see the
-    # accelerators of the ranks. Otherwise a script that uses an accelerator at its import would take memory from the
-    # ranks.
-    hidden = {} if facts.servers.num_at_start is None else {"CUDA_VISIBLE_DEVICES": "-1"}
+    options, servers, timings = facts.options, facts.servers, facts.timings
+    # Endpoints that the job adds on trainer hosts must not see the accelerators of the ranks. Otherwise a script that
+    # uses an accelerator at its import would take memory from the ranks.
+    are_added = servers.num_at_start is not None
+    hidden_gpus = {"CUDA_VISIBLE_DEVICES": "-1"} if are_added else {}
     return PoolOptions(
         endpoint=EndpointOptions(
             script=options.script,
@@ -91,8 +93,8 @@ def pool_options(facts: HostFacts) -> PoolOptions:
             script_args=tuple(options.script_args),
             host=facts.name,
             address=facts.address,
-            num_endpoints=facts.servers.number,
-            num_slots=facts.servers.num_slots,
+            num_endpoints=servers.number,
+            num_slots=servers.num_slots,
             sample_time_s=options.emulate_sample_s or 0.0,
             tls_dir=None if options.tls_dir is None else str(options.tls_dir.absolute()),
             job_id=facts.job_id,
@@ -100,7 +102,7 @@ def pool_options(facts: HostFacts) -> PoolOptions:
             log_level=options.log_level.upper(),
         ),
         token_path=facts.token_path,
-        num_at_start=facts.servers.num_at_start,
+        num_at_start=servers.num_at_start,
         endpoint_restarts=options.endpoint_restarts,
         # The pool does not give up, because other endpoints compute the batches. If all endpoints are gone for too
         # long, the ranks fail.
@@ -108,5 +110,5 @@ def pool_options(facts: HostFacts) -> PoolOptions:
         stuck_s=timings.lease_s,
         prepare_timeout_s=timings.prepare_timeout_s,
         stable_s=timings.stable_s,
-        environment={**facts.environment, **hidden},
+        environment={**facts.environment, **hidden_gpus},
     )

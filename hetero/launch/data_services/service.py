@@ -36,7 +36,7 @@ class Servers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
-    """Facts about a job and one of its hosts, for the servers of this host."""
+    """Facts about one host of a job, for the servers of this host."""
 
     options: LaunchOptions
     servers: Servers

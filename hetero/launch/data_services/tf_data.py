@@ -41,8 +41,9 @@ class TfData(DataService):
         workers = {host.name: options.tf_workers_per_host for host in cluster.data_hosts}
         if options.trainer_tf_workers:
             workers.update((host.name, options.trainer_tf_workers) for host in cluster.trainer_hosts)
-        number = workers.get(cluster.current_host, 0) + (cluster.current_host == dispatcher_host)
-        return Servers(number=number, dispatcher_host=dispatcher_host, workers=workers)
+        num_dispatchers = int(cluster.current_host == dispatcher_host)
+        num_servers = num_dispatchers + workers.get(cluster.current_host, 0)
+        return Servers(number=num_servers, dispatcher_host=dispatcher_host, workers=workers)
 
     def make_pool(
         self,
@@ -127,6 +128,7 @@ class TfDataWatch:
         self._data_timeout_s = data_timeout_s
         self._clock = clock
         self._served_s = clock()
+        """Time when the dispatcher and a worker were last present, in monotonic seconds."""
         self._dispatcher = ""
         """Incarnation of the dispatcher that knows the ranks' datasets. Empty until it is known."""
         self._waiting: dict[int, tuple[int, float]] = {}
@@ -143,14 +145,14 @@ class TfDataWatch:
 
     def _lost(self, records: Sequence[EndpointRecord]) -> Cause | None:
         """Return a cause if the dispatcher or every worker has been missing for the data timeout."""
-        kinds = {record.kind for record in records}
-        words = {TF_DISPATCHER: "no dispatcher (on the first data host)", TF_WORKER: "no worker"}
-        lost = " and ".join(word for kind, word in words.items() if kind not in kinds)
+        present_kinds = {record.kind for record in records}
+        texts = {TF_DISPATCHER: "no dispatcher (on the first data host)", TF_WORKER: "no worker"}
+        missing = " and ".join(text for kind, text in texts.items() if kind not in present_kinds)
         now_s = self._clock()
-        if not lost:
+        if not missing:
             self._served_s = now_s
         elif now_s - self._served_s > self._data_timeout_s:
-            return self._cause(f"tf.data.service has had {lost} for {now_s - self._served_s:.0f} s")
+            return self._cause(f"tf.data.service has had {missing} for {now_s - self._served_s:.0f} s")
         return None
 
     def _replaced(self, records: Sequence[EndpointRecord]) -> Cause | None:
@@ -178,17 +180,18 @@ class TfDataWatch:
         missing = [host for host, number in self._servers.workers.items() if present[host] < number]
         now_s = self._clock()
         # Keep only ranks that still wait.
-        before, self._waiting = self._waiting, {}
+        waiting_before, self._waiting = self._waiting, {}
         for report in reports:
             if report.waiting and missing:
-                # If the rank has begun a step since then, its batch arrived, and this is a new wait.
                 steps = sum(report.steps_started.values())
-                is_same = report.rank in before and before[report.rank][0] == steps
-                since_s = before[report.rank][1] if is_same else now_s
-                self._waiting[report.rank] = steps, since_s
-                if now_s - since_s > self._data_timeout_s:
+                steps_before, began_s = waiting_before.get(report.rank, (steps, now_s))
+                # If the rank has begun a step since the last call, its batch arrived, and this is a new wait.
+                if steps != steps_before:
+                    began_s = now_s
+                self._waiting[report.rank] = steps, began_s
+                if now_s - began_s > self._data_timeout_s:
                     return self._cause(
-                        f"rank {report.rank} has waited for a batch for {now_s - since_s:.0f} s, and workers of "
+                        f"rank {report.rank} has waited for a batch for {now_s - began_s:.0f} s, and workers of "
                         f"tf.data.service are missing on {', '.join(missing)}"
                     )
         return None

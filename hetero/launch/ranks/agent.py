@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     while running and not failures:
         # Wait until a rank has ended. WNOWAIT leaves its status for `Popen.poll`, which tells which rank it was.
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
-        failures = _take_ended(running)
+        failures = _remove_ended(running)
     if not failures:
         return 0
     failures += _wait_for_ends(running, SETTLE_S)
@@ -77,13 +77,13 @@ def _wait_for_ends(running: dict[int, subprocess.Popen[bytes]], timeout_s: float
     failures: list[_Failure] = []
     deadline_s = time.monotonic() + timeout_s
     while True:
-        failures += _take_ended(running)
+        failures += _remove_ended(running)
         if not running or time.monotonic() >= deadline_s:
             return failures
         time.sleep(SHORT_POLL_S)
 
 
-def _take_ended(running: dict[int, subprocess.Popen[bytes]]) -> list[_Failure]:
+def _remove_ended(running: dict[int, subprocess.Popen[bytes]]) -> list[_Failure]:
     """Remove ranks that have ended from ``running``, and return the failures among them."""
     ended = {rank: process for rank, process in running.items() if process.poll() is not None}
     for rank in ended:

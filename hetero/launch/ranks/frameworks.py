@@ -113,12 +113,17 @@ class TensorFlow:
         """Return a rank's share of the usable GPUs, because TensorFlow takes the memory of all GPUs that it sees.
 
         Return None if the rank may see all GPUs, because it is the only rank or there are fewer GPUs than ranks.
+
+        Args:
+            options: Options of the ranks of this host.
+            local_rank: Local rank of the rank.
+            stated: The usable GPUs as the user has stated them, for example ``0,1``. None: all GPUs of the host.
         """
-        usable = [str(number) for number in range(options.num_gpus)] if stated is None else stated.split(",")
-        share = len(usable) // options.num_ranks
-        if options.num_ranks == 1 or share == 0:
+        gpus = [str(number) for number in range(options.num_gpus)] if stated is None else stated.split(",")
+        gpus_per_rank = len(gpus) // options.num_ranks
+        if options.num_ranks == 1 or gpus_per_rank == 0:
             return None
-        return ",".join(usable[local_rank * share : (local_rank + 1) * share])
+        return ",".join(gpus[local_rank * gpus_per_rank : (local_rank + 1) * gpus_per_rank])
 
 
 RANK_FRAMEWORKS: dict[str, RankFramework] = {"torch": Torch(), "tensorflow": TensorFlow()}

@@ -3,9 +3,9 @@
 The *local leader* does all the work of a launcher. The *followers* connect to it, start a rank of the training script
 when the leader requests it (see `mpi_ranks.py`), and end with the leader's exit code.
 
-The launcher with local rank 0 leads. Under mpirun this launcher follows too, and its child leads. The reason is that
-mpirun kills all its processes a quarter of a second after one of them failed. The child lives long enough to report
-what happened.
+The launcher with local rank 0 leads. Under mpirun this launcher follows too, and a child of this launcher leads. The
+reason is that mpirun kills all processes that it started a quarter of a second after one of them failed. The child is
+not among these processes, so it lives long enough to report what happened.
 
 Followers connect through a Unix socket in the abstract namespace. The kernel closes the socket when the leader ends.
 Followers therefore notice at once that a leader was killed, and the socket does not disturb a later run. Both sides
@@ -82,8 +82,11 @@ class LocalLeader:
         """Local ranks of followers that disconnected before they reported the end of their ranks. Their exit status in
         ``ended`` is SIGTERM, because supervisors end their processes with this signal."""
         self._was_stopped = False
+        """Whether a later request to stop must not signal this process."""
         self._lines: dict[int, _Lines] = {}
+        """The connections of the followers that were accepted, by local rank."""
         self._new: list[_Lines] = []
+        """Connections whose first message has not arrived."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         try:
             self._socket.bind(name)
@@ -110,11 +113,13 @@ class LocalLeader:
 
     def poll(self) -> None:
         """Accept new connections and read the messages of followers. Does not wait."""
+        # Accept connections until none is left. The socket then raises, because it does not block.
         with contextlib.suppress(BlockingIOError):
             while True:
                 self._new.append(_Lines(self._socket.accept()[0]))
-        arrived, self._new = self._new, []
-        for lines in arrived:
+        # The first message of a connection says which follower it belongs to.
+        unknown, self._new = self._new, []
+        for lines in unknown:
             if messages := lines.read():
                 self._welcome(lines, messages[0], messages[1:])
             elif lines.is_closed:
@@ -122,7 +127,7 @@ class LocalLeader:
             else:
                 self._new.append(lines)
         for local_rank, lines in self._lines.items():
-            self._take(local_rank, lines.read())
+            self._handle(local_rank, lines.read())
             if lines.is_closed and local_rank not in self.ended:
                 self.lost.add(local_rank)
                 self.ended[local_rank] = -signal.SIGTERM
@@ -149,6 +154,7 @@ class LocalLeader:
         while not self.is_complete and time.monotonic() < deadline_s:
             self.poll()
             select.select([self._socket], [], [], SHORT_POLL_S)
+        # Accept also a follower that has connected during the last wait.
         self.poll()
         for lines in self._lines.values():
             lines.write({"exit": code})
@@ -156,12 +162,12 @@ class LocalLeader:
     def _welcome(self, lines: _Lines, hello: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> None:
         """Accept a follower that has sent its local rank and rank. Reject it if these are in use or out of range."""
         local_rank, rank = hello.get("local_rank"), hello.get("rank")
-        free = set(range(self.parent.num_local)) - self.ranks.keys()
-        if local_rank in free and isinstance(rank, int) and 0 <= rank < self.parent.world_size:
+        free_local_ranks = set(range(self.parent.num_local)) - self.ranks.keys()
+        if local_rank in free_local_ranks and isinstance(rank, int) and 0 <= rank < self.parent.world_size:
             self.ranks[local_rank] = rank
             self._lines[local_rank] = lines
             # The first read may return more than the first message.
-            self._take(local_rank, messages)
+            self._handle(local_rank, messages)
             return
         logger.warning(
             "rejected a follower with local rank %r and rank %r, because they are in use or out of range",
@@ -170,8 +176,8 @@ class LocalLeader:
         )
         lines.close()
 
-    def _take(self, local_rank: int, messages: Sequence[Mapping[str, Any]]) -> None:
-        """Handle messages of a follower: its rank has ended, or it was asked to stop."""
+    def _handle(self, local_rank: int, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Handle messages of a follower: the follower's rank has ended, or the follower was asked to stop."""
         for message in messages:
             if isinstance(message.get("ended"), int):
                 self.ended.setdefault(local_rank, message["ended"])
@@ -210,7 +216,7 @@ class Follower:
         self._stopped_code = stopped_code
         self._leader_pid = leader_pid
         self._rank: subprocess.Popen[bytes] | None = None
-        self._has_reported = False
+        self._has_reported_end = False
         self._num_signals = 0
         self._num_reported_signals = 0
 
@@ -268,9 +274,9 @@ class Follower:
             self._num_reported_signals = self._num_signals
             # Only pass the request on, because the leader ends all ranks together.
             lines.write({"stop": True})
-        if self._rank is not None and not self._has_reported and self._rank.poll() is not None:
+        if self._rank is not None and not self._has_reported_end and self._rank.poll() is not None:
             lines.write({"ended": self._rank.returncode})
-            self._has_reported = True
+            self._has_reported_end = True
 
     def _let_leader_end(self) -> None:
         """If the leader is a child of this process, wait up to five seconds until it ends, before it is killed."""
@@ -325,9 +331,11 @@ class _Lines:
         self._connection = connection
         self._connection.setblocking(False)
         self._rest = b""
+        """The beginning of a message whose end has not arrived."""
         # An abstract socket has no file mode that protects it. The kernel knows which user the peer belongs to.
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        self.is_closed = _CREDENTIALS.unpack(credentials)[1] != os.geteuid()
+        _pid, peer_uid, _gid = _CREDENTIALS.unpack(credentials)
+        self.is_closed = peer_uid != os.geteuid()
 
     def close(self) -> None:
         """Close the connection. Idempotent."""
@@ -356,6 +364,8 @@ class _Lines:
         """Return the messages that have arrived. Set `is_closed` if no more can follow."""
         if self.is_closed:
             return []
+        # Read all that has arrived. At the end of the connection, `recv` returns nothing. If there is only nothing to
+        # read now, it raises BlockingIOError.
         try:
             while not self.is_closed and len(self._rest) <= _MAX_LINE_BYTES:
                 data = self._connection.recv(65536)
@@ -365,6 +375,7 @@ class _Lines:
             pass
         except OSError:
             self.is_closed = True
+        # The part after the last line break is the beginning of the next message.
         *lines, self._rest = self._rest.split(b"\n")
         messages = []
         for line in lines:
@@ -372,6 +383,7 @@ class _Lines:
                 message = json.loads(line)
             except (ValueError, RecursionError):
                 message = None
+            # Close the connection of a peer that does not follow the protocol.
             if isinstance(message, dict):
                 messages.append(message)
             else:

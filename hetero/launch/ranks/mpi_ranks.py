@@ -20,6 +20,7 @@ from hetero.control.rank.variables import RESTART_VARIABLE
 from hetero.control.status import Cause
 from hetero.launch.ranks.agent import SETTLE_S
 from hetero.launch.ranks.leader import LocalLeader
+from hetero.launch.ranks.rank import LOG_VARIABLE
 from hetero.launch.ranks.rank_folder import RankFolder
 from hetero.launch.ranks.starter import RanksOptions, RankStarter
 from hetero.system.line_relay import LineRelay
@@ -96,10 +97,10 @@ class MpiRanks:
         self._options = options
         self._leader = leader
         self._ranks = [leader.ranks[local_rank] for local_rank in range(leader.parent.num_local)]
+        """The ranks of this host, by local rank."""
         self._folder = RankFolder(run_dir / f"ranks-{options.generation}", self._ranks, host=host, relay=relay)
-        self._failures: list[tuple[int, int]] = []
-        self._ended: dict[int, int] = {}
-        self._failed_s = 0.0
+        self._failed_s: float | None = None
+        """Time when the first failure was found, in monotonic seconds. None before."""
         leader.start(self._variables)
 
     def _variables(self, local_rank: int) -> dict[str, str]:
@@ -114,21 +115,24 @@ class MpiRanks:
             "LOCAL_WORLD_SIZE": str(len(self._ranks)),
             RESTART_VARIABLE: str(options.generation),
             **options.environment,
-            **self._folder.environment,
+            LOG_VARIABLE: self._folder.log_prefix,
         }
         defaults = {
             "MASTER_ADDR": address,
             "MASTER_PORT": str(port),
             "OMP_NUM_THREADS": str(max(1, options.num_cpus // options.num_ranks)),
         }
+        # The user may have set these variables for mpirun.
         return {**found, **{name: value for name, value in defaults.items() if name not in os.environ}}
 
     def poll(self) -> int | None:
         """Return 0 if every rank of this host ended with 0, 1 if a rank has failed, else None."""
-        self._take_ended()
-        if self._failures:
+        self._leader.poll()
+        if self._failures():
+            self._failed_s = self._failed_s or time.monotonic()
+            # Ranks that fail at about the same time are all recorded.
             return 1 if time.monotonic() >= self._failed_s + SETTLE_S else None
-        return 0 if len(self._ended) == len(self._ranks) else None
+        return 0 if self._have_all_ended() else None
 
     def cause(self, reported: Mapping[int, Cause]) -> Cause:
         """Return why the ranks failed. Call it after `poll` returned 1.
@@ -136,31 +140,29 @@ class MpiRanks:
         Args:
             reported: The causes that ranks reported before they ended, by rank.
         """
+        failures = self._failures()
         lost = {self._ranks[local_rank] for local_rank in self._leader.lost}
         # mpirun ends all its processes a quarter of a second after one has failed, also processes whose ranks did not
         # fail. If all failed ranks were lost in this way, the first failure was elsewhere.
-        if all(rank in lost for rank, _ in self._failures):
-            rank, exit_status = self._failures[0]
+        if all(rank in lost for rank, _ in failures):
+            rank, exit_status = failures[0]
             summary = f"rank {rank} ended with its launcher, because mpirun ends all processes when one has failed"
             return replace(self._folder.describe(f"rank {rank}", exit_status), summary=summary)
-        return self._folder.root(self._failures, reported)
+        return self._folder.root(failures, reported)
 
     def kill(self) -> None:
         """End the ranks. Idempotent. When a follower ends, it ends the processes that its rank started."""
         self._leader.kill()
         deadline_s = time.monotonic() + END_TIMEOUT_S
-        while len(self._ended) < len(self._ranks) and time.monotonic() < deadline_s:
+        while not self._have_all_ended() and time.monotonic() < deadline_s:
             time.sleep(SHORT_POLL_S)
-            self._take_ended()
+            self._leader.poll()
         self._folder.close()
 
-    def _take_ended(self) -> None:
-        """Record the ranks that have ended since the last call, and the failures among them."""
-        self._leader.poll()
-        for local_rank, status in self._leader.ended.items():
-            if local_rank in self._ended:
-                continue
-            self._ended[local_rank] = status
-            if status != 0:
-                self._failed_s = self._failed_s or time.monotonic()
-                self._failures.append((self._ranks[local_rank], status))
+    def _have_all_ended(self) -> bool:
+        return len(self._leader.ended) == len(self._ranks)
+
+    def _failures(self) -> list[tuple[int, int]]:
+        """Return the rank and the exit status of each rank that has failed, in order of time."""
+        ended = self._leader.ended.items()
+        return [(self._ranks[local_rank], exit_status) for local_rank, exit_status in ended if exit_status != 0]

@@ -50,11 +50,6 @@ class ParentLauncher:
     """Number of processes that the parent launcher made on this host."""
 
     @property
-    def leads(self) -> bool:
-        """Whether this process does the host's work."""
-        return self.local_rank == 0
-
-    @property
     def gives_ranks(self) -> bool:
         """Whether the parent launcher's processes must be the ranks, because hetero cannot make new ranks of MPI."""
         return self.name == "mpirun"
@@ -83,14 +78,14 @@ def take_variables(environ: MutableMapping[str, str], parent: ParentLauncher) ->
     Otherwise all children would inherit them. If a second process used the same rank, MPI would wait for ever. With the
     ``OMP_NUM_THREADS`` of torchrun, each rank would have one thread.
     """
-    names = [name for name in environ if _is_its(name, parent)]
+    names = [name for name in environ if _is_of_one_process(name, parent)]
     # torchrun sets this variable to 1 if it starts several processes and the variable is not set.
     if parent.name == "torchrun" and parent.num_local > 1 and environ.get("OMP_NUM_THREADS") == "1":
         names.append("OMP_NUM_THREADS")
     return {name: environ.pop(name) for name in names}
 
 
-def _is_its(name: str, parent: ParentLauncher) -> bool:
+def _is_of_one_process(name: str, parent: ParentLauncher) -> bool:
     """Return whether the parent launcher set the variable ``name`` for one process alone."""
     if parent.name == "mpirun":
         return name.startswith(_MPI_PREFIXES)
@@ -104,6 +99,7 @@ def _place(name: str, run: str, environ: Mapping[str, str], variables: tuple[str
         ConfigError: If the numbers contradict each other.
     """
     texts = [environ.get(variable, "") for variable in variables]
+    # -1 is in no range, so a text that is no number is rejected below.
     numbers = [int(text) if text.isdecimal() else -1 for text in texts]
     rank, world_size, local_rank, num_local = numbers
     if not (0 <= rank < world_size and 0 <= local_rank < num_local <= world_size):

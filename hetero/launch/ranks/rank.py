@@ -18,8 +18,8 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from hetero.control.rank.stopping import StopError
 from hetero.errors import ExitCode, HeteroError, first_line
@@ -97,8 +97,9 @@ def main(arguments: Sequence[str]) -> int:
     os._exit(int(failure.exit_code))
 
 
-@dataclass(frozen=True)
-class _Failure:
+class _Failure(NamedTuple):
+    """Why the script failed, as the launcher gets to know it."""
+
     summary: str
     detail: str = ""
     exit_code: ExitCode = ExitCode.SCRIPT_FAILED
@@ -109,6 +110,7 @@ def _run(arguments: list[str]) -> _Failure | None:
     """Run the script and return its failure, or None."""
     is_module = arguments[0] == "-m"
     script = arguments[1] if is_module else arguments[0]
+    # Python itself leaves out ``-m`` too.
     sys.argv = arguments[1:] if is_module else arguments
     # Set the first search path as Python does: the folder of a script, or the current folder with -m.
     sys.path[0] = str(Path.cwd() if is_module else Path(script).resolve().parent)
@@ -127,12 +129,12 @@ def _run(arguments: list[str]) -> _Failure | None:
         return _Failure(first_line(error), str(error), error.exit_code)
     except BaseException as error:  # noqa: BLE001  a KeyboardInterrupt is reported too
         # Keras and TensorFlow raise another error that contains the error of the data set only as text.
-        hidden = _hidden_in(error)
-        if isinstance(hidden, StopError):
+        hidden_error = _hidden_in(error)
+        if isinstance(hidden_error, StopError):
             return _stop()
         text = _show_traceback()
-        if hidden is not None:
-            return _Failure(first_line(hidden), str(hidden), hidden.exit_code)
+        if hidden_error is not None:
+            return _Failure(first_line(hidden_error), str(hidden_error), hidden_error.exit_code)
         line = traceback.format_exception_only(type(error), error)[-1].strip()
         return _Failure(f"the training script raised {line}", text, is_consequence=is_consequence(error))
     return None
@@ -143,8 +145,9 @@ def _hidden_in(error: BaseException) -> HeteroError | None:
     from hetero.control.rank import session as sessions
 
     session = sessions.current()
-    hidden = None if session is None else session.hidden_error
-    return hidden if hidden is not None and first_line(hidden) in str(error) else None
+    last = None if session is None else session.hidden_error
+    # The script may have handled the last error, and have raised another one later.
+    return last if last is not None and first_line(last) in str(error) else None
 
 
 def _stop() -> _Failure | None:
@@ -187,8 +190,8 @@ def _exit_failure(code: object) -> _Failure | None:
 
 def _show_traceback() -> str:
     """Print the current exception without the frames of this module, and return the text."""
-    kind, error, trace = sys.exc_info()
-    frames = trace
+    kind, error, frames = sys.exc_info()
+    # The first frames are those of this module and of Python's `runpy`, which has run the script.
     while frames is not None and frames.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
         frames = frames.tb_next
     text = "".join(traceback.format_exception(kind, error, frames))

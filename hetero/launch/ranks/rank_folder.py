@@ -12,7 +12,6 @@ from pathlib import Path
 from hetero.control.causes import is_crash
 from hetero.control.status import Cause
 from hetero.errors import ExitCode
-from hetero.launch.ranks.rank import LOG_VARIABLE
 from hetero.system.line_relay import LineRelay
 from hetero.system.process import describe_exit_status
 from hetero.system.stop_signals import END_SIGNALS
@@ -37,6 +36,7 @@ class RankFolder:
         self._logs: list[int] = []
         path.mkdir(mode=0o700)
         self.log_prefix = f"{path}/log-"
+        """Path of each FIFO without the local rank at its end. Ranks get it in `LOG_VARIABLE`."""
         for local_rank, rank in enumerate(ranks):
             fifo = f"{self.log_prefix}{local_rank}"
             os.mkfifo(fifo, 0o600)
@@ -45,11 +45,6 @@ class RankFolder:
             log = os.open(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
             relay.add(f"rank {rank}", log)
             self._logs.append(log)
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """Environment variables that tell a rank where this folder is."""
-        return {LOG_VARIABLE: self.log_prefix}
 
     def close(self) -> None:
         """Relay the last output of the ranks, then close the FIFOs. Idempotent."""
@@ -73,12 +68,11 @@ class RankFolder:
         """Return the cause of a process's end, from its exit status and its last output."""
         # Do not interpret the status as an exit code of hetero, because scripts use the same numbers. A rank that ends
         # with an exit code of hetero also reports that code to the launcher.
-        words = (
-            describe_exit_status(exit_status) if exit_status <= 0 or exit_status > 128 else f"exited with {exit_status}"
-        )
+        is_by_signal = exit_status <= 0 or exit_status > 128
+        how = describe_exit_status(exit_status) if is_by_signal else f"exited with {exit_status}"
         return Cause(
             host=self._host,
-            summary=f"{name} {words}",
+            summary=f"{name} {how}",
             detail="\n".join(self._relay.tail(name)),
             exit_code=ExitCode.SCRIPT_FAILED,
             by_signal=exit_status < 0,

@@ -93,7 +93,7 @@ class RankProcesses:
             **os.environ,
             **options.environment,
             PARENT_VARIABLE: str(os.getpid()),
-            **self._folder.environment,
+            LOG_VARIABLE: self._folder.log_prefix,
             RESTART_VARIABLE: str(options.generation),
             "PYTHONUNBUFFERED": "1",
         }
@@ -157,18 +157,17 @@ class RankProcesses:
 
         The ranks and their children are identified by `LOG_VARIABLE`, which they inherit.
         """
-        found = []
+        living = []
         agent_pid = self._process.pid if self._process.poll() is None else None
         for process in psutil.Process().children(recursive=True):
+            # A process may end while it is examined.
             with contextlib.suppress(psutil.Error):
-                if process.pid != agent_pid:
-                    is_theirs = process.environ().get(LOG_VARIABLE) == self._folder.log_prefix
-                    # Python's resource trackers end by themselves, after they have removed the semaphores of killed
-                    # loader processes.
-                    if not is_theirs or is_resource_tracker(process):
-                        continue
-                found.append(process)
-        return found
+                is_ours = process.pid == agent_pid or process.environ().get(LOG_VARIABLE) == self._folder.log_prefix
+                # Python's resource trackers end by themselves, after they have removed the semaphores of killed loader
+                # processes.
+                if is_ours and not is_resource_tracker(process):
+                    living.append(process)
+        return living
 
     def _name_of(self, process: psutil.Process) -> str:
         """Return a process's id, name and state, for messages. A process in disk-sleep waits for a device."""
@@ -200,10 +199,12 @@ def free_port(count: int = 1) -> int:
     """
     # A job on a busy machine failed with EADDRINUSE, because an outgoing connection got the port before rank 0 did.
     first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
-    num_others = first_ephemeral - 1024 - (count - 1)
-    candidates = [1024 + secrets.randbelow(num_others) for _ in range(100)] if num_others > 0 else []
+    # All `count` ports must be below the range for outgoing connections, and ports below 1024 belong to the system.
+    num_candidates = first_ephemeral - 1024 - (count - 1)
+    candidates = [1024 + secrets.randbelow(num_candidates) for _ in range(100)] if num_candidates > 0 else []
     # With port 0 at the end, the system chooses a port if no candidate is free.
     for candidate in (*candidates, 0):
+        # If one of the ports is taken, the suppressed error leads to the next candidate.
         with contextlib.ExitStack() as probes, contextlib.suppress(OSError, OverflowError):
             first = _bind(probes, candidate)
             for port in range(first + 1, first + count):

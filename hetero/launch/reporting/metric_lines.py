@@ -38,20 +38,21 @@ def progress_metrics(
         num_endpoints: Number of endpoints that serve.
         wanted: How many data hosts the job could use. None if it is not known.
     """
-    ranks = [longest_summary(report.summaries_json) for status in trainers for report in status.ranks]
-    found = [summary for summary in ranks if summary is not None]
-    if not found:
+    of_ranks = [longest_summary(report.summaries_json) for status in trainers for report in status.ranks]
+    summaries = [summary for summary in of_ranks if summary is not None]
+    if not summaries:
         return {}
     # All ranks take part in each step. Therefore the rank with the fewest steps gives the steps of the job, and the
     # slowest rank gives the times.
-    metrics: dict[str, float] = {"steps": min(summary.num_steps for summary in found)}
-    metrics |= _largest("step_time_ms", (summary.step_time_mean_s for summary in found), 1000)
-    metrics |= _largest("data_wait_ms", (summary.data_wait_mean_s for summary in found), 1000)
-    shares = (None if summary.utilisation is None else 1 - summary.utilisation for summary in found)
-    metrics |= _largest("data_wait_percent", shares, 100)
-    paces = [summary.samples_per_s for summary in found]
-    if None not in paces:
-        metrics["samples_per_second"] = sum(pace for pace in paces if pace is not None)
+    metrics: dict[str, float] = {"steps": min(summary.num_steps for summary in summaries)}
+    metrics |= _largest("step_time_ms", (summary.step_time_mean_s for summary in summaries), 1000)
+    metrics |= _largest("data_wait_ms", (summary.data_wait_mean_s for summary in summaries), 1000)
+    wait_shares = (None if summary.utilisation is None else 1 - summary.utilisation for summary in summaries)
+    metrics |= _largest("data_wait_percent", wait_shares, 100)
+    # The sum is right only if every rank has measured its rate.
+    rates = [summary.samples_per_s for summary in summaries]
+    if None not in rates:
+        metrics["samples_per_second"] = sum(rate for rate in rates if rate is not None)
     if num_endpoints:
         metrics["endpoints"] = num_endpoints
     if wanted is not None:
@@ -80,5 +81,6 @@ def result_metrics(report: Report) -> dict[str, float]:
 
 
 def _largest(name: str, values: Iterable[float | None], factor: float) -> dict[str, float]:
+    """Return a metric with the largest known value, multiplied by a factor. Empty if no value is known."""
     known = [value for value in values if value is not None]
     return {name: factor * max(known)} if known else {}

@@ -83,6 +83,7 @@ class JobProfile:
         now_s = time.monotonic()
         if is_stopping:
             self._stop_s = self._stop_s or now_s
+            # Ranks that still run shortly before the stop grace ends are killed, because the job would fail otherwise.
             return now_s - self._stop_s > host.plan.timings.early_grace_s
         if not host.plan.is_first_trainer:
             return False
@@ -129,9 +130,10 @@ class JobProfile:
         """
         host = self._host
         groups = host.plan.cluster.groups
-        types = {group.instance_type for group in groups if group.role is Role.TRAINER}
-        of_type = [group for group in groups if group.instance_type == host.plan.cluster.current_group.instance_type]
-        if host.plan.cluster.current_group.instance_type in types or host.plan.name != of_type[0].hosts[0]:
+        own_type = host.plan.cluster.current_group.instance_type
+        trainer_types = {group.instance_type for group in groups if group.role is Role.TRAINER}
+        first_of_type = next(group.hosts[0] for group in groups if group.instance_type == own_type)
+        if own_type in trainer_types or host.plan.name != first_of_type:
             return
         part = self._measure(self._ranks())
         if part is not None:
@@ -176,12 +178,14 @@ class JobProfile:
     def _measure(self, ranks: dict[int, RankPart]) -> HostPart | None:
         """Run the process that measures, and return what it measured. None if there is nothing to measure."""
         host, options = self._host, self._host.plan.options
+        # The lowest rank describes the batches. Without any rank, nothing is known about them.
         first = ranks.get(min(ranks, default=0))
         if first is None:
             return None
         is_emulated = options.emulate_sample_s is not None
         is_trainer = host.plan.placement.num_ranks > 0
-        if host.plan.placement.usage_scope == "tree" and not is_emulated and not is_trainer:
+        are_hosts_simulated = host.plan.placement.usage_scope == "tree"
+        if are_hosts_simulated and not is_emulated and not is_trainer:
             return HostPart(
                 notes=(f"Samples were not measured on {host.plan.name}, because simulated hosts share a machine.",)
             )
@@ -201,10 +205,13 @@ class JobProfile:
             receives=is_trainer,
         )
         logger.info("progress: profiling: the samples, on %s", host.plan.name)
-        channel, theirs = Channel.pair("the process that measures samples")
-        with theirs:
-            command = [sys.executable, "-m", "hetero.sample_costs.measuring", str(theirs.fileno())]
-            process = host.relay.start("profile", command, pass_fds=(theirs.fileno(),), env=self._environment())
+        # Give the process the environment of an endpoint, because samples must cost the same as in an endpoint.
+        endpoint = EndpointOptions(host=host.plan.name, address=host.address, num_endpoints=1, job_id=host.plan.job_id)
+        environment = child_environment(PoolOptions(endpoint=endpoint, environment=host.child_environment))
+        channel, other_end = Channel.pair("the process that measures samples")
+        with other_end:
+            command = [sys.executable, "-m", "hetero.sample_costs.measuring", str(other_end.fileno())]
+            process = host.relay.start("profile", command, pass_fds=(other_end.fileno(),), env=environment)
         try:
             channel.send(encode(request))
             return self._wait_for(channel)
@@ -215,12 +222,6 @@ class JobProfile:
             channel.close()
             process.kill()
             process.wait()
-
-    def _environment(self) -> dict[str, str]:
-        """Return the environment of an endpoint, because samples must cost the same here as in an endpoint."""
-        host = self._host
-        endpoint = EndpointOptions(host=host.plan.name, address=host.address, num_endpoints=1, job_id=host.plan.job_id)
-        return child_environment(PoolOptions(endpoint=endpoint, environment=host.child_environment))
 
     def _wait_for(self, channel: Channel) -> HostPart | None:
         """Log the progress of the process that measures, and return its result. None if this host is asked to stop."""

@@ -111,15 +111,11 @@ def measure(trainers: Sequence[HostStatus]) -> Progress | None:
         pace = _pace(loader, reports.values(), steps_left)
     if not summary.pass_steps:
         return Progress(loader=loader, step=summary.num_steps, pass_steps=None, pass_number=0, pace=pace)
-    return Progress(
-        loader=loader,
-        # Use the loader's own count. The count of all steps is wrong after a resumed state, after a pass that was left
-        # early, and with drop_last.
-        step=max(0, summary.pass_steps - summary.pass_steps_left),
-        pass_steps=summary.pass_steps,
-        pass_number=summary.num_passes,
-        pace=pace,
-    )
+    # Use the loader's own count. The count of all steps is wrong after a resumed state, after a pass that was left
+    # early, and with drop_last.
+    step = max(0, summary.pass_steps - summary.pass_steps_left)
+    pass_number = summary.num_passes
+    return Progress(loader=loader, step=step, pass_steps=summary.pass_steps, pass_number=pass_number, pace=pace)
 
 
 def describe(progress: Progress) -> str:
@@ -154,23 +150,26 @@ def bar_line(text: str, columns: int) -> str:
 
 def _pace(loader: str, reports: Iterable[RankReport], steps_left: int | None) -> Pace | None:
     """Return the average pace of the ranks that use a loader, after the warm-up. None while a rank lacks it."""
-    samples_per_s = total_s = wait_s = step_s = 0.0
+    samples_per_s = all_ranks_s = all_waits_s = longest_step_s = 0.0
     for report in reports:
-        found = named_summaries(report.summaries_json)
+        summaries = named_summaries(report.summaries_json)
         # A status that would have been too large was sent without summaries.
-        if not found:
+        if not summaries:
             return None
-        summary = found.get(loader)
+        summary = summaries.get(loader)
+        # This rank does not use the loader.
         if summary is None or not summary.num_steps:
             continue
+        # This rank is in its warm-up.
         if not summary.num_steps_measured or not summary.total_s:
             return None
         samples_per_s += summary.num_samples_measured / summary.total_s
-        total_s += summary.total_s
-        wait_s += summary.data_wait_total_s
-        step_s = max(step_s, summary.total_s / summary.num_steps_measured)
-    left_s = None if steps_left is None else steps_left * step_s
-    return Pace(samples_per_s=samples_per_s, data_wait=wait_s / total_s, left_s=left_s)
+        all_ranks_s += summary.total_s
+        all_waits_s += summary.data_wait_total_s
+        longest_step_s = max(longest_step_s, summary.total_s / summary.num_steps_measured)
+    # The slowest rank decides when the pass ends.
+    left_s = None if steps_left is None else steps_left * longest_step_s
+    return Pace(samples_per_s=samples_per_s, data_wait=all_waits_s / all_ranks_s, left_s=left_s)
 
 
 def _clock_text(total_s: float) -> str:

@@ -126,6 +126,7 @@ def run_facts(plan: HostPlan, statuses: Sequence[HostStatus], history: JobHistor
     """Return the facts of a run, from the last status of each host."""
     options, cluster, placement = plan.options, plan.cluster, plan.placement
     ranks = tuple(_rank_facts(statuses))
+    usages = (_read(HostUsage, status.usage_json) for status in statuses if status.usage_json)
     return RunFacts(
         run_id=plan.job_id,
         command=shlex.join(options.command),
@@ -147,7 +148,7 @@ def run_facts(plan: HostPlan, statuses: Sequence[HostStatus], history: JobHistor
         ),
         joined_hosts=history.joined_hosts,
         ranks=ranks,
-        hosts=tuple(_usages(statuses)),
+        hosts=tuple(usage for usage in usages if usage is not None),
         events=_events(statuses, [host.name for host in cluster.data_hosts], ranks),
         simulated=tuple(simulated_parts(options, cluster, placement)),
         versions={"hetero": __version__, "python": platform.python_version()},
@@ -196,13 +197,13 @@ def _placement_name(options: LaunchOptions, cluster: ClusterSpec, statuses: Sequ
     """Return where this job computed its batches: homogeneous, heterogeneous or hybrid."""
     if not cluster.data_hosts:
         return "homogeneous"
-    fixed = trainer_endpoints_of(options, has_data_hosts=True)
-    if fixed is None:
-        # With auto, the number of endpoints on trainer hosts may have stayed 0 for the whole job.
-        names = {host.name for host in cluster.trainer_hosts}
-        computed = sum(status.counters.get("batches computed", 0) for status in statuses if status.host in names)
+    trainer_endpoints = trainer_endpoints_of(options, has_data_hosts=True)
+    # With auto, the number of endpoints on trainer hosts may have stayed 0 for the whole job.
+    if trainer_endpoints is None:
+        trainers = {host.name for host in cluster.trainer_hosts}
+        computed = sum(status.counters.get("batches computed", 0) for status in statuses if status.host in trainers)
         return "hybrid" if computed else "heterogeneous"
-    return "hybrid" if fixed or options.trainer_tf_workers else "heterogeneous"
+    return "hybrid" if trainer_endpoints or options.trainer_tf_workers else "heterogeneous"
 
 
 def _rank_facts(statuses: Sequence[HostStatus]) -> list[RankFacts]:
@@ -219,25 +220,21 @@ def _rank_facts(statuses: Sequence[HostStatus]) -> list[RankFacts]:
 def _logged_metrics(statuses: Sequence[HostStatus]) -> list[LoggedMetric]:
     """Return the values that the script has logged on all ranks, thinned to the limit of a report."""
     reports = sorted((report for status in statuses for report in status.ranks), key=lambda report: report.rank)
-    logged = [report.metrics for report in reports if report.metrics]
-    most = MAX_METRICS // max(1, len(logged))
-    return [value for values in logged for value in thinned(values, most)]
-
-
-def _usages(statuses: Sequence[HostStatus]) -> list[HostUsage]:
-    usages = (_read(HostUsage, status.usage_json) for status in statuses if status.usage_json)
-    return [usage for usage in usages if usage is not None]
+    metrics_by_rank = [report.metrics for report in reports if report.metrics]
+    # Each rank that has logged gets the same part of the limit.
+    max_per_rank = MAX_METRICS // max(1, len(metrics_by_rank))
+    return [value for metrics in metrics_by_rank for value in thinned(metrics, max_per_rank)]
 
 
 def _events(statuses: Sequence[HostStatus], data_hosts: Sequence[str], ranks: Sequence[RankFacts]) -> dict[str, int]:
     """Return the counters of all hosts and ranks, added up by name."""
     events: collections.Counter[str] = collections.Counter()
     for status in statuses:
-        for counters in (status.counters, *(report.counters for report in status.ranks)):
-            events.update(counters)
-    computed = {
-        status.host: status.counters["batches computed"] for status in statuses if "batches computed" in status.counters
-    }
+        events.update(status.counters)
+        for report in status.ranks:
+            events.update(report.counters)
+    name = "batches computed"
+    computed = {status.host: status.counters[name] for status in statuses if name in status.counters}
     # Add this total only if every data host has sent its count. A missing count must not read as 0, because data hosts
     # without any batch are reported as an error.
     if data_hosts and computed.keys() >= set(data_hosts):

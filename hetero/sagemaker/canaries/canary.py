@@ -40,7 +40,7 @@ from hetero.sagemaker.checks.facts import roles_of
 from hetero.sagemaker.preparation.adapters import adapter_of
 from hetero.sagemaker.recording import ACCOUNT, copy_of, record, sdk_version
 from hetero.sagemaker.request import Channel, RequestGroup
-from hetero.sagemaker.study_executor import EstimatorExecutor, hourly_usd, noted_job
+from hetero.sagemaker.study_executor import EstimatorExecutor, noted_job
 
 __all__ = ["canary"]
 
@@ -142,8 +142,8 @@ def canary(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Planned:
     run: PlannedRun
-    cluster: str
     fraction: float
+    """Share of the bytes that the job gets."""
     files: Mapping[str, Sequence[DataFile]]
     """The objects of each reduced channel."""
 
@@ -215,7 +215,14 @@ class _Study:
         }
 
     def planned(self, cluster: str, fraction: float, replicate: int, run_id: str) -> _Planned:
-        """Return one job."""
+        """Return one job.
+
+        Args:
+            cluster: Name of the cluster, a key of the estimators.
+            fraction: Share of the data that the job should get.
+            replicate: Number of the job among the jobs with the same cluster and fraction, from 1.
+            run_id: Id of the run.
+        """
         groups = adapter_of(self._estimators[cluster]).groups()
         files = {channel.name: self._chosen(channel, groups, fraction, replicate) for channel in self._reduced}
         num_bytes = sum(file.num_bytes for chosen in files.values() for file in chosen)
@@ -229,14 +236,14 @@ class _Study:
                 channel.name: self._manifest_uri(run_id, channel, files[channel.name]) for channel in self._reduced
             },
         )
-        return _Planned(run=run, cluster=cluster, fraction=num_bytes / max(1, self._num_bytes), files=files)
+        return _Planned(run=run, fraction=num_bytes / max(1, self._num_bytes), files=files)
 
     def check(self, planned: Sequence[_Planned]) -> None:
         """Raise `ConfigError` if no forecast can follow from the jobs, or they have more than the whole data."""
         num_objects = sum(len(files) for files in self._objects.values())
         what = f"the channels have {counted(num_objects, 'object')}"
         for cluster in self._estimators:
-            fractions = [each.fraction for each in planned if each.cluster == cluster]
+            fractions = [each.fraction for each in planned if each.run.levels["cluster"] == cluster]
             check_real(fractions, what, "divide the data into more objects, or give larger fractions")
             if sum(fractions) > 1:
                 raise ConfigError(
@@ -247,6 +254,7 @@ class _Study:
     def _chosen(
         self, channel: Channel, groups: Sequence[RequestGroup], fraction: float, replicate: int
     ) -> list[DataFile]:
+        """Return the objects of a channel that a job gets."""
         # Each host of a sharded channel needs at least one object of its own.
         num_hosts = sum(group.count for group in groups) if channel.is_sharded else 1
         return choose_files(
@@ -280,7 +288,7 @@ class _Study:
         for name, estimator in self._estimators.items():
             groups = adapter_of(estimator).groups()
             hosts = _Hosts.of(groups, self._roles, catalogue)
-            own = [each for each in planned if each.cluster == name and each.run.run_id in by_id]
+            own = [each for each in planned if each.run.levels["cluster"] == name and each.run.run_id in by_id]
             points = tuple(self._point(watch, each, by_id[each.run.run_id], hosts) for each in own)
             has_resources = all(point.resources.cpu_percent_mean is not None for point in points)
             notes = () if has_resources else (_NO_RESOURCES,)
@@ -288,7 +296,7 @@ class _Study:
                 name=_cluster(estimator).name,
                 groups=_cluster(estimator).groups,
                 points=points,
-                hourly_usd=hourly_usd(groups, catalogue),
+                hourly_usd=catalogue.hourly_usd((group.instance_type, group.count) for group in groups),
                 memory_limit_bytes=hosts.memory_bytes,
                 data_bytes=float(self._num_bytes),
                 notes=notes,
@@ -311,6 +319,7 @@ class _Study:
     def _watched(self, watch: Any, job_name: str, result: RunResult, hosts: _Hosts) -> Resources:
         """Return the resources of a job. An error of CloudWatch is logged, because the time is known without it."""
         names = names_of_trainers(hosts.groups, hosts.trainers, result.report)
+        # A job that never ran has no figures.
         if not names or result.wall_s <= 0:
             return Resources()
         began = dt.datetime.fromisoformat(result.started_at)

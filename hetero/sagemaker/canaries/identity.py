@@ -28,13 +28,14 @@ def identity_of(recording: Recording) -> dict[str, object]:
     request = recording.request
     algorithm = request.algorithm
 
-    def without_name(values: Mapping[str, str]) -> dict[str, str]:
+    def without_job_name(values: Mapping[str, str]) -> dict[str, str]:
         return {name: value.replace(request.name, "JOB") for name, value in sorted(values.items())}
 
     return {
-        "hyperparameters": without_name(request.hyperparameters),
+        "hyperparameters": without_job_name(request.hyperparameters),
         "algorithm": {name: algorithm[name] for name in _ALGORITHM if name in algorithm},
-        "environment": digest_of_text(json.dumps(without_name(request.environment))),
+        # A digest, because the environment may have secrets.
+        "environment": digest_of_text(json.dumps(without_job_name(request.environment))),
         "content of the sources": _sources_digest(recording),
     }
 
@@ -45,6 +46,7 @@ def digest_of_text(text: str) -> str:
 
 
 def _sources_digest(recording: Recording) -> str:
+    """Return a digest of all files that the SDK would upload, except those that differ between two processes."""
     files = {
         name: hashlib.sha256(content).hexdigest()
         for uri, content in recording.objects.items()

@@ -1,7 +1,7 @@
 """The objects of a channel, manifests that name some of them, and the inputs of an estimator that use a manifest.
 
-A manifest is a JSON list: an object with the common prefix, then the keys below it. With ``S3DataType: ManifestFile``
-the service gives a job exactly these objects, for any algorithm.
+A manifest is a JSON list. The first item is an object with the prefix of all keys. The other items are the rest of each
+key. With ``S3DataType: ManifestFile`` the service gives a job exactly these objects, for any algorithm.
 
 Source: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_S3DataSource.html
 """
@@ -41,7 +41,7 @@ def channels_of_sdk(estimator: Any, *, version: int) -> frozenset[str]:
     return frozenset(names)
 
 
-def channels_of(request: TrainingRequest, *, without: Collection[str] = ()) -> list[Channel]:
+def channels_of(request: TrainingRequest, *, without: Collection[str]) -> list[Channel]:
     """Return the channels of a request that are inputs of the user.
 
     Args:
@@ -83,8 +83,8 @@ def list_objects(client: Any, uri: str) -> list[DataFile]:
     bucket, prefix = split_uri(uri)
     found: list[DataFile] = []
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
-        listed = ((str(each["Key"]), int(each["Size"])) for each in page.get("Contents", ()))
-        found += [DataFile(key[len(prefix) :], size) for key, size in listed if size > 0]
+        keys_and_sizes = ((str(each["Key"]), int(each["Size"])) for each in page.get("Contents", ()))
+        found += [DataFile(key.removeprefix(prefix), size) for key, size in keys_and_sizes if size > 0]
         if len(found) > MAX_FILES:
             raise ConfigError(f"{uri} has more than {MAX_FILES:,} objects; give a canary fewer, larger files")
     if not found:
@@ -117,7 +117,7 @@ def sdk_inputs(version: int, channels: Sequence[Channel], manifests: Mapping[str
 
 
 def _document_of(channel: Channel, manifest: str | None) -> dict[str, Any]:
-    """Return the channel as the request had it, with another source."""
+    """Return the channel as the request had it. If ``manifest`` is the URI of a manifest, the channel reads it."""
     source = dict(channel.source)
     if manifest is not None:
         source |= {"S3Uri": manifest, "S3DataType": "ManifestFile"}
@@ -141,9 +141,8 @@ def _input_of_3(channel: Channel, manifest: str | None) -> Any:
 
 def _snake_case(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return a document with the names of SDK 3: ``S3DataType`` becomes ``s3_data_type``."""
-    return {
-        re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower(): _snake_case(value)
-        if isinstance(value, Mapping)
-        else value
-        for name, value in document.items()
-    }
+    found = {}
+    for name, value in document.items():
+        snake_name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+        found[snake_name] = _snake_case(value) if isinstance(value, Mapping) else value
+    return found

@@ -43,7 +43,7 @@ def point_of_job(result: RunResult, *, fraction: float, resources: Resources) ->
     """
     phases = {name: seconds for name, seconds in result.phases.items() if name in (*_GROWING, "uploading")}
     parts = [Part(name=name, seconds=seconds, grows=name in _GROWING) for name, seconds in phases.items()]
-    # The service described none of the job's phases.
+    # If the service described none of the phases that grow, the whole job counts as one.
     if not any(part.grows for part in parts):
         parts = [Part(name="job", seconds=result.wall_s, grows=True)]
     return CanaryPoint(
@@ -130,23 +130,24 @@ def _resources(
     found: dict[str, list[float]], num_hosts: int, memory_bytes: float | None, one_gpu_bytes: float | None
 ) -> Resources:
     """Return CPU, memory and GPU of a job from CloudWatch's values, by metric and number of the host."""
-    series = {key: [found.get(f"{key}_{number}", []) for number in range(num_hosts)] for key in _NAMES}
-    if not any(series["cpu"]):
+    # For each metric: the values of each host, in percent, one per minute.
+    by_host = {key: [found.get(f"{key}_{number}", []) for number in range(num_hosts)] for key in _NAMES}
+    if not any(by_host["cpu"]):
         return Resources()
-    values: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for key in ("cpu", "gpu"):
-        every = [value for host in series[key] for value in host]
-        if every:
-            values |= {f"{key}_percent_mean": sum(every) / len(every), f"{key}_percents": tuple(every)}
-    # Multiply by the memory of one GPU, because the percentages are sums over the GPUs. Four half full GPUs of 16 GiB
-    # once had a peak of 128 GiB.
-    for key, total in (("memory", memory_bytes), ("gpu_memory", one_gpu_bytes)):
-        most = max(series[key], key=lambda host: max(host, default=0.0))
-        if most and total is not None:
-            ordered = sorted(most)
-            p99 = ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
-            shares = {"mean": sum(most) / len(most), "p99": p99, "peak": ordered[-1]}
-            values |= {f"{key}_{name}_bytes": value / 100 * total for name, value in shares.items()}
-    if "memory_peak_bytes" in values:
-        values["memory_base_bytes"] = 0.0
-    return Resources(**values)
+        percents = [percent for host in by_host[key] for percent in host]
+        if percents:
+            fields |= {f"{key}_percent_mean": sum(percents) / len(percents), f"{key}_percents": tuple(percents)}
+    # The host with the highest peak decides whether the memory is enough. Multiply by the memory of one GPU, because
+    # the percentages are sums over the GPUs. Four half full GPUs of 16 GiB once had a peak of 128 GiB.
+    for key, total_bytes in (("memory", memory_bytes), ("gpu_memory", one_gpu_bytes)):
+        fullest = sorted(max(by_host[key], key=lambda host: max(host, default=0.0)))
+        if fullest and total_bytes is not None:
+            p99 = fullest[min(len(fullest) - 1, int(0.99 * len(fullest)))]
+            percents_of = {"mean": sum(fullest) / len(fullest), "p99": p99, "peak": fullest[-1]}
+            fields |= {f"{key}_{name}_bytes": percent / 100 * total_bytes for name, percent in percents_of.items()}
+    # CloudWatch does not show how much memory the host used before the job.
+    if "memory_peak_bytes" in fields:
+        fields["memory_base_bytes"] = 0.0
+    return Resources(**fields)

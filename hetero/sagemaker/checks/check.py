@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hetero.documents.findings import ERROR, WARNING, Finding, findings_json, findings_text
 from hetero.sagemaker.checks import rules, security_groups
@@ -16,8 +15,9 @@ from hetero.sagemaker.request import TrainingRequest
 __all__ = ["NUMBERS", "Finding", "check", "check_request", "findings_json", "findings_text", "unprepared"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Numbered:
+class _Numbered(NamedTuple):
+    """A check: its title, whether its problems are errors by default, and its rule."""
+
     title: str
     is_error: bool
     rule: rules.Rule
@@ -116,7 +116,7 @@ def check(estimator: Any, inputs: Any = None, *, ec2: Any = None) -> list[Findin
     version = sdk_version(estimator)
     # Local mode sends no request.
     if is_local(estimator):
-        return [_finding("SM-17", problem) for problem in rules.local_session()]
+        return [_finding("SM-17", rules.LOCAL_SESSION)]
     request = record(estimator, inputs).request
     found = check_request(request)
     # With a client, SM-13 depends on the rules of the security groups.
@@ -126,7 +126,7 @@ def check(estimator: Any, inputs: Any = None, *, ec2: Any = None) -> list[Findin
     # Two mistakes with version 3 are visible only in the trainer, not in the request.
     if version == 3:
         if getattr(estimator, "distributed", None) is not None and len(request.groups) > 1:
-            found += [_finding("SM-01", problem) for problem in rules.drivers_of_version_3()]
+            found.append(_finding("SM-01", rules.DRIVERS_OF_VERSION_3))
         found += _unprepared_v3(estimator, request)
     return sorted(found, key=lambda finding: finding.number)
 
@@ -138,13 +138,15 @@ def unprepared(estimator: Any, request: TrainingRequest) -> list[Finding]:
 
 
 def _unprepared_v3(estimator: Any, request: TrainingRequest) -> list[Finding]:
+    """Return a finding if the entry script of a trainer does not start hetero, in a job with several groups."""
     script = getattr(getattr(estimator, "source_code", None), "entry_script", None)
     if not isinstance(script, str) or len(request.groups) < 2 or "hetero_script" in request.hyperparameters:
         return []
-    return [_finding(_UNPREPARED, problem) for problem in rules.another_script(script)]
+    return [] if script in rules.LAUNCHERS else [_finding(_UNPREPARED, rules.not_started(script))]
 
 
 def _finding(number: str, problem: rules.Problem) -> Finding:
+    """Return a problem as a finding. If a rule states no severity, the problem has the severity of its check."""
     is_error = _RULES[number].is_error if problem.is_error is None else problem.is_error
     severity = ERROR if is_error else WARNING
     return Finding(number=number, severity=severity, found=problem.found, fix=problem.fix)

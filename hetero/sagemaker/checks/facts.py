@@ -22,7 +22,6 @@ __all__ = [
     "roles_of",
     "sizes_if_not_among",
     "storage_gb",
-    "volume_gb",
 ]
 
 _PASSWORDS = {"passphrase", "passwd", "password"}
@@ -43,6 +42,7 @@ def assigned_roles(request: TrainingRequest) -> dict[str, Role]:
         ClusterError: If a role is unclear, or no group trains.
         ConfigError: If the hyperparameter ``hetero_roles`` is malformed.
     """
+    # The hyperparameter is a JSON list, or texts with commas between them.
     stated = request.parameter("hetero_roles")
     overrides = [str(item) for item in stated] if isinstance(stated, list) else str(stated or "").split(",")
     overrides = [text for text in overrides if text]
@@ -99,11 +99,6 @@ def _catalogue() -> Catalogue:
     return Catalogue.load()
 
 
-def volume_gb(request: TrainingRequest) -> int:
-    """Return the volume size that the request states, in GB, or 0 if it states none."""
-    return member(request, "ResourceConfig.VolumeSizeInGB", int, 0)
-
-
 def member(request: TrainingRequest, path: str, kind: type[_T], default: _U) -> _T | _U:
     """Return the member of the request at a path, or the default if the member is missing or has another type."""
     return next((value for _, value in values_at(request.document, path) if isinstance(value, kind)), default)
@@ -117,14 +112,18 @@ def is_secret(name: str, value: str) -> bool:
     secret, because people choose passwords freely. In ``hetero_token_file``, a token instead of a path is a secret too.
     An AWS access key ID is always a secret.
     """
+    # SDK 2 puts JSON quotes around hyperparameters.
+    text = value.strip('"')
+    if re.search(r"\b(AKIA|ASIA)[A-Z0-9]{16}\b", text):
+        return True
+    if name.lower() == "hetero_token_file" and _TOKEN.fullmatch(text):
+        return True
+    # A path or URI of a secret may be seen by everyone.
+    if not text or text.startswith(("/", "s3:", "arn:", "./", "file:")):
+        return False
     words = tuple(word for word in re.split(r"[^a-z0-9]+", name.lower()) if word)
-    named = bool(words) and (words[-1] in _SECRET_WORDS or words[-2:] in _SECRET_ENDS)
-    bare = value.strip('"')
-    is_place = bare.startswith(("/", "s3:", "arn:", "./", "file:"))
-    if bare and not is_place and (name.lower() == "hetero_token" or set(words[-1:]) & _PASSWORDS):
+    last_word = words[-1] if words else ""
+    if name.lower() == "hetero_token" or last_word in _PASSWORDS:
         return True
-    if name.lower() == "hetero_token_file" and _TOKEN.fullmatch(bare):
-        return True
-    return (named and not is_place and _SECRET_VALUE.fullmatch(bare) is not None) or bool(
-        re.search(r"\b(AKIA|ASIA)[A-Z0-9]{16}\b", bare)
-    )
+    is_name_of_secret = last_word in _SECRET_WORDS or words[-2:] in _SECRET_ENDS
+    return is_name_of_secret and _SECRET_VALUE.fullmatch(text) is not None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hetero.cluster import Role
 from hetero.errors import HeteroError, first_line
@@ -22,7 +22,6 @@ from hetero.sagemaker.checks.facts import (
     roles_of,
     sizes_if_not_among,
     storage_gb,
-    volume_gb,
 )
 from hetero.sagemaker.limits import breaches, limits
 from hetero.sagemaker.request import TrainingRequest
@@ -36,14 +35,13 @@ V3_MAX_RUN_S = 3600
 SDK_VOLUME_GB = 30
 """Default volume size in GB, in both versions of the SDK."""
 
-_LAUNCHERS = (LAUNCHER_NAME, "launcher.py")
+LAUNCHERS = (LAUNCHER_NAME, "launcher.py")
 """Entry points of prepared jobs, and of jobs whose users added the launcher by hand."""
 _REHEARSE = "name the instance types of the job, and run it on this machine with hetero.sagemaker.rehearse"
 _PATH_CHARACTERS = re.compile(r"[/\\\x00-\x1f]|^\.{1,2}$")
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(NamedTuple):
     """One mistake that a rule found in a request."""
 
     found: str
@@ -61,14 +59,14 @@ Rule = Callable[[TrainingRequest], Iterator[Problem]]
 def torch_distributed(request: TrainingRequest) -> Iterator[Problem]:
     """Report ``torch_distributed`` with groups. The SDK ignores the stated group, so all groups start torchrun."""
     if len(request.groups) > 1 and request.parameter("sagemaker_torch_distributed_enabled"):
-        held = "hetero_script" in request.hyperparameters
+        # torchrun then starts hetero's launcher, so the job works.
+        has_launcher = "hetero_script" in request.hyperparameters
+        more = " hetero's launcher holds back all but one of them." if has_launcher else ""
         yield Problem(
             f"torch_distributed is on with {len(request.groups)} groups. The SDK drops the group that it is for, and "
-            "every group starts its own torchrun, also on data hosts."
-            + " hetero's launcher holds back all but one of them."
-            * held,
+            f"every group starts its own torchrun, also on data hosts.{more}",
             "leave out distribution=. hetero's launcher starts the ranks of the trainer group",
-            is_error=not held,
+            is_error=not has_launcher,
         )
 
 
@@ -81,27 +79,27 @@ def distribution_groups(request: TrainingRequest) -> Iterator[Problem]:
     strategies = ("sagemaker_mpi_enabled", "sagemaker_distributed_dataparallel_enabled")
     is_on = any(request.parameter(name) for name in strategies)
     known = [group.name for group in request.groups]
-    one = "in distribution['instance_groups'], name exactly one group, the one that trains. Or leave out distribution="
+    fix = "in distribution['instance_groups'], name exactly one group, the one that trains. Or leave out distribution="
     if len(names) > 1:
-        yield Problem(f"the distribution is for {len(names)} groups, {_listed(names)}. SageMaker runs it on one", one)
+        yield Problem(f"the distribution is for {len(names)} groups, {_listed(names)}. SageMaker runs it on one", fix)
     elif is_on and not names:
-        yield Problem("the distribution names no group, so every group starts its own MPI, also on data hosts", one)
+        yield Problem("the distribution names no group, so every group starts its own MPI, also on data hosts", fix)
     elif names and names[0] not in known:
-        yield Problem(f"the distribution is for the unknown group {names[0]!r}. The request has {_listed(known)}", one)
+        yield Problem(f"the distribution is for the unknown group {names[0]!r}. The request has {_listed(known)}", fix)
     elif names and roles_of(request).get(names[0]) is Role.DATA:
-        yield Problem(f"the distribution is for {names[0]!r}, whose hosts only prepare data", one)
+        yield Problem(f"the distribution is for {names[0]!r}, whose hosts only prepare data", fix)
 
 
 def some_channels_have_groups(request: TrainingRequest) -> Iterator[Problem]:
     """Report requests that name groups for only some channels, because the service rejects them."""
     without = [channel.name for channel in request.channels if not channel.groups]
     if 0 < len(without) < len(request.channels):
-        # Version 3 of the SDK gives groups to the channels that it adds from 3.18.0 on.
-        of_sdk = " Version 3 of the SDK adds sm_drivers, and needs 3.18 or newer." * ("sm_drivers" in without)
+        fix = "give instance_groups=[...] to every channel, or to none. For data that every host needs, name all groups"
+        # Before 3.18.0, version 3 of the SDK gave no groups to the channels that the SDK itself adds.
+        if "sm_drivers" in without:
+            fix += " Version 3 of the SDK adds sm_drivers, and needs 3.18 or newer."
         yield Problem(
-            f"channels {_listed(without)} name no instance groups, but others do. SageMaker rejects such a mix",
-            "give instance_groups=[...] to every channel, or to none. For data that every host needs, name all groups"
-            + of_sdk,
+            f"channels {_listed(without)} name no instance groups, but others do. SageMaker rejects such a mix", fix
         )
 
 
@@ -154,6 +152,7 @@ def image_of_other_hardware(request: TrainingRequest) -> Iterator[Problem]:
     kind = image_hardware(image)
     for group in request.groups:
         needed = hardware(group.instance_type)
+        # Instances without accelerators run all images.
         if kind is None or needed in ("cpu", kind):
             continue
         yield Problem(
@@ -204,18 +203,19 @@ def unlimited_run(request: TrainingRequest) -> Iterator[Problem]:
 
 def volume_that_is_ignored(request: TrainingRequest) -> Iterator[Problem]:
     """Report a volume size for types with local storage, which get no volume."""
-    size = volume_gb(request)
-    # The SDK itself states 30 GB, so the user has not chosen it.
-    if size in (0, SDK_VOLUME_GB):
+    size_gb = member(request, "ResourceConfig.VolumeSizeInGB", int, 0)
+    # The SDK itself states 30 GB, so the user has not chosen this size.
+    if size_gb in (0, SDK_VOLUME_GB):
         return
-    storage = {group: storage_gb(group) for group in request.groups}
-    local = [group for group in request.groups if storage[group]]
-    small = [group for group in local if (storage[group] or 0) < size]
-    # A group with EBS uses the size. Then it matters only to groups whose local storage is smaller.
-    for group in small or (local[:1] if len(local) == len(request.groups) else []):
+    local_gb = {group: found for group in request.groups if (found := storage_gb(group))}
+    ignoring = [group for group in local_gb if local_gb[group] < size_gb]
+    # If no group has EBS, no group uses the size. One report is enough then.
+    if not ignoring and len(local_gb) == len(request.groups):
+        ignoring = [request.groups[0]]
+    for group in ignoring:
         yield Problem(
-            f"the request has a volume of {size} GB, but {group.instance_type} of group {group.name!r} gets no volume. "
-            f"It has {storage[group]} GB of local NVMe",
+            f"the request has a volume of {size_gb} GB, but {group.instance_type} of group {group.name!r} gets no "
+            f"volume. It has {local_gb[group]} GB of local NVMe",
             "use the local storage, take a type with more of it, or read the data with FastFile. If no group has EBS, "
             "leave out volume_size",
         )
@@ -223,9 +223,12 @@ def volume_that_is_ignored(request: TrainingRequest) -> Iterator[Problem]:
 
 def volume_that_is_missing(request: TrainingRequest) -> Iterator[Problem]:
     """Report a missing volume size for types without local storage."""
-    if not volume_gb(request) and (bare := [group for group in request.groups if storage_gb(group) == 0]):
+    size_gb = member(request, "ResourceConfig.VolumeSizeInGB", int, 0)
+    with_ebs_only = [group for group in request.groups if storage_gb(group) == 0]
+    if with_ebs_only and not size_gb:
+        group = with_ebs_only[0]
         yield Problem(
-            f"VolumeSizeInGB is missing, but {bare[0].instance_type} of group {bare[0].name!r} has only EBS storage",
+            f"VolumeSizeInGB is missing, but {group.instance_type} of group {group.name!r} has only EBS storage",
             "set volume_size=... to the GB that the data of File channels, checkpoints and the model need",
         )
 
@@ -247,21 +250,22 @@ def security_groups(request: TrainingRequest) -> Iterator[Problem]:
     names = member(request, "VpcConfig.SecurityGroupIds", list, [])
     if not names or _num_hosts(request) < 2:
         return
-    more = " With inter-container encryption, also allow UDP 500 and protocol 50 (ESP)." * _is_encrypted(request)
+    more = " With inter-container encryption, also allow UDP 500 and protocol 50 (ESP)."
     yield Problem(
         f"the hosts are in security groups {_listed([str(name) for name in names])}. The request does not show whether "
         "they let the hosts reach each other",
-        f"allow all TCP ports from and to the security group itself.{more} Otherwise the job waits until its start "
-        "timeout, and the service bills it",
+        f"allow all TCP ports from and to the security group itself.{more if _is_encrypted(request) else ''} Otherwise "
+        "the job waits until its start timeout, and the service bills it",
     )
 
 
 def traffic_encryption(request: TrainingRequest) -> Iterator[Problem]:
     """Warn if the service encrypts the traffic between hosts, because it then encrypts every batch."""
     if _num_hosts(request) > 1 and _is_encrypted(request):
-        twice = " TLS of hetero_tls_dir encrypts them a second time." * ("hetero_tls_dir" in request.hyperparameters)
+        has_tls = "hetero_tls_dir" in request.hyperparameters
+        more = " TLS of hetero_tls_dir encrypts them a second time." if has_tls else ""
         yield Problem(
-            f"inter-container encryption is on. It encrypts all batches, which costs throughput.{twice}",
+            f"inter-container encryption is on. It encrypts all batches, which costs throughput.{more}",
             "measure with and without it. Without it and hetero_tls_dir, gRPC is in plaintext inside the job's network",
         )
 
@@ -275,7 +279,8 @@ def secrets_in_the_open(request: TrainingRequest) -> Iterator[Problem]:
                 f"{place} has a secret in {_listed(names)}. Everyone who may call DescribeTrainingJob can read it",
                 "for hetero's token, use prepare(estimator, token=...), which sends it as a file. For other secrets, "
                 "read AWS Secrets Manager in the script. If this request was sent, make a new secret",
-                is_error=any(name.lower().startswith("hetero_token") for name in names) or None,
+                # None is the severity of this check, a warning.
+                is_error=True if any(name.lower().startswith("hetero_token") for name in names) else None,
             )
 
 
@@ -322,8 +327,9 @@ def local_types(request: TrainingRequest) -> Iterator[Problem]:
 
 def unclear_roles(request: TrainingRequest) -> Iterator[Problem]:
     """Report groups whose roles are unclear, and jobs without a group that prepares data."""
-    # `group_names` reports equal names. A job of one group needs no roles.
-    if len({group.name for group in request.groups}) < max(2, len(request.groups)):
+    # A job of one group needs no roles, and `group_names` reports equal names.
+    names = {group.name for group in request.groups}
+    if len(names) < 2 or len(names) < len(request.groups):
         return
     try:
         roles = assigned_roles(request)
@@ -345,30 +351,20 @@ def another_program(request: TrainingRequest) -> Iterator[Problem]:
     program = request.parameter("sagemaker_program")
     if len(request.groups) < 2 or "hetero_script" in request.hyperparameters or not isinstance(program, str):
         return
-    if program not in _LAUNCHERS:
-        yield _not_started(program)
+    if program not in LAUNCHERS:
+        yield not_started(program)
 
 
-def another_script(script: str) -> Iterator[Problem]:
-    """Report an entry script of version 3 that is not the launcher. The request does not show the script."""
-    if script not in _LAUNCHERS:
-        yield _not_started(script)
-
-
-def local_session() -> Iterator[Problem]:
-    """Report the SDK's local mode, which only the estimator shows."""
-    yield Problem(
-        "the estimator is for the SDK's local mode, which does not support instance groups",
-        _REHEARSE,
-    )
-
-
-def drivers_of_version_3() -> Iterator[Problem]:
-    """Report ``distributed=`` of version 3 with groups, which only the trainer shows."""
-    yield Problem(
-        "the trainer has distributed=. The drivers of version 3 of the SDK span all groups, also data hosts",
-        "leave out distributed=. hetero's launcher starts the ranks of the trainer group",
-    )
+LOCAL_SESSION = Problem(
+    "the estimator is for the SDK's local mode, which does not support instance groups",
+    _REHEARSE,
+)
+"""The SDK's local mode, which only the estimator shows."""
+DRIVERS_OF_VERSION_3 = Problem(
+    "the trainer has distributed=. The drivers of version 3 of the SDK span all groups, also data hosts",
+    "leave out distributed=. hetero's launcher starts the ranks of the trainer group",
+)
+"""``distributed=`` of version 3 with groups, which only the trainer shows."""
 
 
 def within_limits(*paths: str) -> Rule:
@@ -383,7 +379,8 @@ def within_limits(*paths: str) -> Rule:
     return look
 
 
-def _not_started(program: str) -> Problem:
+def not_started(program: str) -> Problem:
+    """Return the problem of an entry point that is not the launcher, in a job with several groups."""
     return Problem(
         f"every host runs {program[:80]!r}, also data hosts. The request does not show that it starts hetero",
         "call prepare(estimator), or make launchers/launcher.py the entry point and set hyperparameter hetero_script",

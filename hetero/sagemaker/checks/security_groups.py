@@ -28,47 +28,55 @@ def seen_security_groups(request: TrainingRequest, ec2: Any) -> Iterator[Problem
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
-    unseen = list(security_groups(request))
-    if not unseen:
+    # Begin with the warning that is right without knowledge of the rules. A job without a VPC has no warning.
+    warning = next(security_groups(request), None)
+    if warning is None:
         return
     names = [str(name) for name in member(request, "VpcConfig.SecurityGroupIds", list, [])]
     try:
         found = ec2.describe_security_groups(GroupIds=names)["SecurityGroups"]
     except (BotoCoreError, ClientError) as error:
-        yield Problem(f"{unseen[0].found}. Their rules cannot be read: {str(error)[:200]}", unseen[0].fix)
+        yield Problem(f"{warning.found}. Their rules cannot be read: {str(error)[:200]}", warning.fix)
         return
     # Traffic between the hosts must be allowed in both directions.
-    ways = {
-        "in": _allowed(found, "IpPermissions", names),
-        "out": _allowed(found, "IpPermissionsEgress", names),
+    is_allowed = {
+        "in": _allows_hosts(found, "IpPermissions", names),
+        "out": _allows_hosts(found, "IpPermissionsEgress", names),
     }
-    if closed := [way for way, is_allowed in ways.items() if is_allowed is False]:
+    if forbidden := [direction for direction, allowed in is_allowed.items() if allowed is False]:
         yield Problem(
-            f"security groups {', '.join(map(repr, names))} do not let the hosts' TCP {' and '.join(closed)}. The "
+            f"security groups {', '.join(map(repr, names))} do not let the hosts' TCP {' and '.join(forbidden)}. The "
             "hosts of this job cannot reach each other",
-            unseen[0].fix,
+            warning.fix,
             is_error=True,
         )
-    elif None in ways.values():
-        yield unseen[0]
+    elif None in is_allowed.values():
+        yield warning
 
 
-def _allowed(groups: Sequence[Mapping[str, Any]], key: str, names: Sequence[str]) -> bool | None:
-    """Return whether rules allow TCP between members of the groups. None if this depends on the hosts' addresses."""
-    depends = False
-    for rule in (rule for group in groups for rule in group.get(key, ())):
-        if not _holds_for_tcp(rule):
-            continue
+def _allows_hosts(groups: Sequence[Mapping[str, Any]], key: str, names: Sequence[str]) -> bool | None:
+    """Return whether rules allow TCP between members of the groups. None if this depends on the hosts' addresses.
+
+    Args:
+        groups: Descriptions of the security groups, as EC2 gives them.
+        key: Key of the rules for one direction.
+        names: Ids of the security groups.
+    """
+    depends_on_addresses = False
+    rules = [rule for group in groups for rule in group.get(key, ())]
+    for rule in filter(_is_for_all_ports, rules):
         if any(pair.get("GroupId") in names for pair in rule.get("UserIdGroupPairs", ())):
             return True
         ranges = [item.get("CidrIp") for item in rule.get("IpRanges", ())]
         if _ANYWHERE in ranges:
             return True
-        depends = depends or bool(ranges or rule.get("PrefixListIds"))
-    return None if depends else False
+        if ranges or rule.get("PrefixListIds"):
+            depends_on_addresses = True
+    return None if depends_on_addresses else False
 
 
-def _holds_for_tcp(rule: Mapping[str, Any]) -> bool:
+def _is_for_all_ports(rule: Mapping[str, Any]) -> bool:
+    """Return whether a rule holds for all TCP ports that a job may use."""
     # In EC2's API, -1 means all protocols. A rule for all protocols states no ports.
     if rule.get("IpProtocol") == "-1":
         return True

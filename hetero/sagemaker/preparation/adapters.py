@@ -139,7 +139,8 @@ class _Estimator:
         estimator.entry_point = entry_point
         # Copy the dict, because it may be the user's.
         estimator._hyperparameters = dict(estimator._hyperparameters or {})
-        # In the classes of frameworks, hyperparameters() encodes all values.
+        # The classes of frameworks encode all values when they make the request. A plain estimator does so in
+        # `set_hyperparameters`.
         if hasattr(type(estimator), "_framework_name"):
             estimator._hyperparameters.update(parameters)
         else:
@@ -247,6 +248,7 @@ def _groups(listed: object, instance_type: object, count: object) -> tuple[Reque
         rows = [(each.instance_group_name, each.instance_type, each.instance_count) for each in listed]
     else:
         rows = [(ONLY_GROUP, instance_type, count)]
+    # In a pipeline of the SDK, a value may not be known yet.
     for name, kind, number in rows:
         if not (isinstance(name, str) and isinstance(kind, str) and isinstance(number, int)):
             raise ConfigError(
@@ -259,15 +261,21 @@ def _groups(listed: object, instance_type: object, count: object) -> tuple[Reque
 def _missing(metrics: Sequence[Mapping[str, str]], own: Sequence[str]) -> list[dict[str, str]]:
     """Return the definitions whose names are not in ``own``, up to the number that a request may have."""
     missing = [dict(each) for each in metrics if each["Name"] not in own]
-    most = limits()["AlgorithmSpecification.MetricDefinitions"].high or 0
-    room = max(0, most - len(own))
+    max_definitions = limits()["AlgorithmSpecification.MetricDefinitions"].high or 0
+    # The user's own definitions have priority.
+    room = max(0, max_definitions - len(own))
     if len(missing) > room:
         left_out = ", ".join(each["Name"] for each in missing[room:])
-        logger.warning("a job has at most %d metric definitions; left out: %s", most, left_out)
+        logger.warning("a job has at most %d metric definitions; left out: %s", max_definitions, left_out)
     return missing[:room]
 
 
 def _local_folder(source_dir: object) -> Path | None:
+    """Return the whole path of an estimator's source folder. None if the estimator states no folder.
+
+    Raises:
+        ConfigError: If the folder is not on this machine.
+    """
     text = _text(source_dir, "source_dir")
     if not text:
         return None
@@ -277,6 +285,11 @@ def _local_folder(source_dir: object) -> Path | None:
 
 
 def _text(value: object, name: str) -> str:
+    """Return a setting of an estimator that is a text. Empty if it is not set.
+
+    Raises:
+        ConfigError: If the setting is no text, for example one of the SDK's pipeline variables.
+    """
     if value is not None and not isinstance(value, str):
         raise ConfigError(f"{name} is of type {type(value).__name__}; expected a string")
     return value or ""

@@ -19,9 +19,8 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from hetero.config import check_hyperparameters
 from hetero.errors import ConfigError
@@ -46,8 +45,7 @@ _PYTHON_TAG = re.compile(r"(?:^|-)py(\d)(\d+)(?:-|$)")
 _Estimator = TypeVar("_Estimator")
 
 
-@dataclass(frozen=True, slots=True)
-class _Origin:
+class _Origin(NamedTuple):
     """The user's code that a staged folder was made from. If the estimator is prepared again, this code is copied."""
 
     code: Code
@@ -98,7 +96,9 @@ def prepare(
     # A hyperparameter that the SDK has encoded as JSON may have quotes.
     is_module = str(module).strip('"').lower() in ("true", "yes", "on", "1")
     script_path = _module_path(origin) if is_module else _script_path(origin)
-    ours = _parameters(script_path.name if code.folder is None else origin.script, adapter, options)
+    # Without a source folder, the script alone is copied, so its folder does not exist in the job.
+    staged_script = script_path.name if code.folder is None else origin.script
+    ours = _parameters(staged_script, adapter, options)
     # Stage the code. The staged folder outlives this call only if every step succeeds.
     with contextlib.ExitStack() as undo:
         folder = undo.enter_context(private_folder("hetero-staged-")) / "source"
@@ -108,6 +108,7 @@ def prepare(
             folder, LAUNCHER_NAME, requirements=code.requirements, parameters=ours, metrics=METRIC_DEFINITIONS
         )
         _folders.push(undo.pop_all())
+    # If the estimator is prepared again, the current folder may be another one, so keep the whole path of the script.
     _origins[str(folder)] = origin if code.folder is not None else _Origin(code, str(script_path))
     return estimator
 
@@ -176,18 +177,16 @@ def _module_path(origin: _Origin) -> Path:
 def _parameters(script: str, adapter: Adapter, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the hyperparameters that `prepare` adds to the estimator's own."""
     kept = adapter.hyperparameters()
-    given = {f"hetero_{name}": _plain(value) for name, value in options.items()}
+    added: dict[str, Any] = {"hetero_script": script}
+    for name, value in options.items():
+        # The SDK writes values as JSON or as Python does. Only a list has the same form in both, and a path has none.
+        if isinstance(value, tuple):
+            value = list(value)
+        added[f"hetero_{name}"] = os.fspath(value) if isinstance(value, os.PathLike) else value
     if adapter.trains_with_tensorflow() and "hetero_framework" not in kept:
-        given.setdefault("hetero_framework", "tensorflow")
-    given["hetero_script"] = script
-    check_hyperparameters({**kept, **given}, "the options of prepare or the hyperparameters")
-    return given
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, tuple):
-        return list(value)
-    return str(value) if isinstance(value, os.PathLike) else value
+        added.setdefault("hetero_framework", "tensorflow")
+    check_hyperparameters({**kept, **added}, "the options of prepare or the hyperparameters")
+    return added
 
 
 def _copy_code(code: Code, script: Path, target: Path) -> None:

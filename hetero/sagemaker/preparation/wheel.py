@@ -43,9 +43,12 @@ def build_wheel(folder: Path) -> Path:
     members[f"{info}/METADATA"] = "".join(f"{line}\n" for line in _metadata(package)).encode()
     members[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: hetero\nRoot-Is-Purelib: true\nTag: {_TAG}\n".encode()
     members[f"{info}/entry_points.txt"] = _entry_points().encode()
-    record = [f"{name},sha256={_digest(content)},{len(content)}\n" for name, content in members.items()]
+    record = ""
+    for name, content in members.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+        record += f"{name},sha256={digest},{len(content)}\n"
     # RECORD lists itself too, without digest and size.
-    members[f"{info}/RECORD"] = "".join([*record, f"{info}/RECORD,,\n"]).encode()
+    members[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
     # Write the archive.
     path = folder / f"hetero-{__version__}-{_TAG}.whl"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -58,6 +61,7 @@ def build_wheel(folder: Path) -> Path:
 
 
 def _package_files(package: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield the name in the wheel and the content of each file of the package."""
     # Sorted, so that the same files produce the same bytes.
     for path in sorted(package.rglob("*")):
         if path.is_file() and (path.suffix in _SUFFIXES or path.name == "py.typed"):
@@ -65,16 +69,13 @@ def _package_files(package: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _entry_points() -> str:
+    """Return the content of ``entry_points.txt``: the command `hetero` and the extensions of hetero itself."""
     groups = {"console_scripts": {"hetero": "hetero.cli:main"}, **OWN}
     # Sorted, as setuptools writes them.
     return "\n".join(
         f"[{group}]\n" + "".join(f"{name} = {place}\n" for name, place in sorted(entries.items()))
         for group, entries in sorted(groups.items())
     )
-
-
-def _digest(content: bytes) -> str:
-    return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
 
 
 def _metadata(package: Path) -> Iterator[str]:
@@ -112,9 +113,10 @@ def _declared_metadata(project: dict[str, Any]) -> Iterator[str]:
     for extra, requirements in project.get("optional-dependencies", {}).items():
         yield f"Provides-Extra: {extra}"
         for requirement in requirements:
+            # A requirement may have a condition: NAME>=VERSION; python_version < "3.11".
             name, _, marker = requirement.partition(";")
-            only = f'({marker.strip()}) and extra == "{extra}"' if marker else f'extra == "{extra}"'
-            yield f"Requires-Dist: {name.strip()} ; {only}"
+            condition = f'({marker.strip()}) and extra == "{extra}"' if marker else f'extra == "{extra}"'
+            yield f"Requires-Dist: {name.strip()} ; {condition}"
 
 
 def _installed_metadata(package: Path) -> Iterator[str]:

@@ -94,8 +94,9 @@ class Container:
             raise ConfigError(
                 f"the user's code is at {where!s:.200}; give its folder on this machine: --source-dir DIR"
             )
-        is_here = script == LAUNCHER_NAME or source_dir is None or (source_dir / script).is_file()
-        if not entry and not is_here:
+        # `set_up` adds the launcher to the code.
+        has_script = script == LAUNCHER_NAME or source_dir is None or (source_dir / script).is_file()
+        if not entry and not has_script:
             raise ConfigError(
                 f"{source_dir} has no {script!r:.100}, the request's entry point; give the folder that has it"
             )
@@ -104,7 +105,7 @@ class Container:
                 f"the container's program {entry[0]!r:.200} is not on this machine; a rehearsal cannot run "
                 "programs that only the image has"
             )
-        # Check that the paths of the output folder can replace /opt/ml.
+        # Check that the paths of the output folder can replace /opt/ml. `_moved` raises if not.
         for text in (*entry, *request.environment.values()):
             _moved(text, output_dir.resolve())
         # The toolkit would start the ranks of a distribution over the network.
@@ -133,7 +134,8 @@ class Container:
         """
         base = host.base_dir.resolve()
         if self.source_dir is not None:
-            # For a prepared job the caller may pass the original code. Then omit ignored files and add the launcher.
+            # For a prepared job the caller may pass the original code. It lacks the launcher, and has the files that
+            # `prepare` leaves out.
             is_prepared = self.script == LAUNCHER_NAME
             ignored = ignored_files(self.source_dir) if is_prepared else _NO_CODE
             copy_code(self.source_dir, base / "code", left_out=self.left_out, ignored=[ignored])
@@ -166,20 +168,22 @@ class Container:
                 directory=base,
                 is_process_1=True,
             )
+        interpreter = sys.executable if self.script.endswith(".py") else "/bin/sh"
         return HostCommand(
-            arguments=[*_interpreter(self.script), *entry_arguments(self.request.hyperparameters)],
+            arguments=[interpreter, self.script, *entry_arguments(self.request.hyperparameters)],
             environment={**common, **script_variables(base, host.name, channels)},
             directory=base / "code",
         )
 
     def _platform_environment(self, base: Path) -> dict[str, str]:
+        """Return the variables that the platform and the request set. The request has priority."""
         request = self.request
-        found = {
+        return {
             JOB_NAME_VARIABLE: request.name,
             "TRAINING_JOB_ARN": f"arn:aws:sagemaker:us-east-1:000000000000:training-job/{request.name}",
             "AWS_REGION": str(request.parameter("sagemaker_region") or "us-east-1"),
+            **{name: _moved(value, base) for name, value in request.environment.items()},
         }
-        return {**found, **{name: _moved(value, base) for name, value in request.environment.items()}}
 
     def _copy_channels(self, base: Path) -> None:
         """Replace the links to SDK 3's code channels with copies.
@@ -235,7 +239,3 @@ def _moved(text: str, base: Path) -> str:
             f"a shell would misread the path {base}; choose an --output-dir with only letters, digits and ._+-"
         )
     return found
-
-
-def _interpreter(script: str) -> list[str]:
-    return [sys.executable, script] if script.endswith(".py") else ["/bin/sh", script]

@@ -38,7 +38,10 @@ class LocalChannel(Channel):
             host: Name of the host.
             hosts: Names of all hosts that get the channel, in order.
         """
-        found = sorted(_files_below(self.path), key=os.fsencode) if self.path.is_dir() else [self.path]
+        found = [self.path]
+        if self.path.is_dir():
+            found = sorted((entry for entry in _entries_below(self.path) if entry.is_file()), key=os.fsencode)
+        # Of a sharded channel, each host gets every n-th file, if n hosts get the channel.
         return found[hosts.index(host) :: len(hosts)] if self.is_sharded else found
 
     def in_tree(self, host: str, hosts: Sequence[str], parts: Path) -> InputChannel:
@@ -51,6 +54,7 @@ class LocalChannel(Channel):
         """
         path: Path | None = self.path
         if self.mode == "Pipe":
+            # The host reads from FIFOs and has no folder of the channel.
             path = None
         elif self.is_sharded and self.path.is_dir():
             path = parts / self.name
@@ -126,7 +130,3 @@ def local_channels(request: TrainingRequest, data: Mapping[str, Path]) -> list[L
 def _entries_below(path: Path) -> Iterator[Path]:
     for folder, folders, files in os.walk(path):
         yield from (Path(folder, name) for name in (*folders, *files))
-
-
-def _files_below(path: Path) -> Iterator[Path]:
-    return (entry for entry in _entries_below(path) if entry.is_file())

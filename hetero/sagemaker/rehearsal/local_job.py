@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import importlib.util
 import itertools
 import json
@@ -18,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetero.cluster import ClusterSpec, natural_key, parse_cluster
-from hetero.cluster.groups import StatedGroup
+from hetero.cluster import ClusterSpec, parse_cluster
+from hetero.cluster.groups import StatedGroup, group_document
 from hetero.cluster.platforms.sagemaker import CHANNELS, SageMaker, job_parameters
 from hetero.config import LaunchOptions, resolve_options
 from hetero.config.timings import time_scale
@@ -83,11 +84,13 @@ def run_request(
     # Write the trees and run the hosts.
     feeders: list[PipeFeeder] = []
     read_only = {channel.name: channel.state() for channel in channels if channel.mode == "FastFile"}
+    # SDK 2 has the code in a folder, SDK 3 in a channel.
+    code_folders = [*(channel.path for channel in channels), *([] if source_dir is None else [source_dir])]
     with contextlib.ExitStack() as stack:
 
         def set_up(host: SimulatedHost) -> HostCommand:
             own = [channel for channel in channels if channel.is_for(host.group)]
-            feeders.extend(map(stack.enter_context, _write_opt_ml(host, request, job.names, own)))
+            feeders.extend(map(stack.enter_context, _write_opt_ml(host, request, job.cluster, own)))
             environment = dict(job.texts)
             if (count := counts[host.group]) is not None:
                 environment["HETERO_EMULATE_VCPUS"] = str(count)
@@ -99,8 +102,8 @@ def run_request(
             output_dir=output_dir,
             port=options.port,
             make_tls=make_tls,
-            # A token of the rehearsal would take precedence over the one that came with the code.
-            make_token=not _brings_token([source_dir, *(channel.path for channel in channels)]),
+            # A token of the rehearsal would take precedence over the token that came with the code.
+            make_token=not any((folder / STAGED_FOLDER / TOKEN_NAME).is_file() for folder in code_folders),
             kill_after_s=job.kill_after_s,
         )
     # Report problems with channels that the hosts do not notice.
@@ -115,17 +118,10 @@ def run_request(
     return code
 
 
-def _brings_token(folders: Sequence[Path | None]) -> bool:
-    """Return whether the code contains a token. The rehearsal then uses this token."""
-    return any(folder is not None and (folder / STAGED_FOLDER / TOKEN_NAME).is_file() for folder in folders)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
     """A request, with the settings for running it on this machine."""
 
-    names: Mapping[str, Sequence[str]]
-    """Host names of each group."""
     cluster: ClusterSpec
     channels: Sequence[LocalChannel]
     container: Container
@@ -152,14 +148,16 @@ def plan_rehearsal(
     """
     texts = _option_texts(request, stated or {})
     check_num_hosts(sum(group.count for group in request.groups))
-    names = host_names([(group.name, group.count) for group in request.groups])
-    document = resource_config(request, names, names[request.groups[0].name][0])
     channels = local_channels(request, data)
     container = Container.of(request, source_dir=source_dir, through=_choose(through), output_dir=output_dir)
     options = _resolve(request, texts, script=container.script)
-    cluster = parse_cluster(document, roles=options.roles, source="the request's groups")
+    names = host_names([(group.name, group.count) for group in request.groups])
+    document: dict[str, object] = {
+        "instance_groups": [group_document(each.name, each.instance_type, names[each.name]) for each in request.groups],
+        "network_interface_name": "lo",
+    }
+    cluster = parse_cluster(document, current_host="algo-1", roles=options.roles, source="the request's groups")
     return _Job(
-        names=names,
         cluster=cluster,
         channels=channels,
         container=container,
@@ -170,59 +168,43 @@ def plan_rehearsal(
 
 
 def host_names(groups: Sequence[tuple[str, int]]) -> dict[str, list[str]]:
-    """Return the host names of every group, ``algo-1`` and so on, in an unexpected order.
+    """Return the host names of every group, ``algo-1`` and so on.
 
-    The platform specifies neither the names that a group gets nor their order in the group.
+    Consecutive names go to different groups, because the platform does not specify which names a group gets.
 
     Args:
         groups: Name and number of hosts of each group.
     """
     found: dict[str, list[str]] = {name: [] for name, _ in groups}
     numbers = itertools.count(1)
+    # In each turn, every group that needs more hosts gets one.
     for turn in range(max(count for _, count in groups)):
         for name, count in groups:
             if turn < count:
-                # List the hosts backwards, because the platform does not sort the hosts of a group either.
-                found[name].insert(0, f"algo-{next(numbers)}")
+                found[name].append(f"algo-{next(numbers)}")
     return found
 
 
-def resource_config(request: TrainingRequest, names: Mapping[str, Sequence[str]], host: str) -> dict[str, object]:
+def resource_config(cluster: ClusterSpec, host: str) -> dict[str, object]:
     """Return the content of ``resourceconfig.json`` for a host."""
-    group = next(group for group in request.groups if host in names[group.name])
-    return {
-        "current_group_name": group.name,
-        "current_host": host,
-        "current_instance_type": group.instance_type,
-        "hosts": sorted(name for own in names.values() for name in own),
-        "instance_groups": [
-            {
-                "instance_group_name": each.name,
-                "instance_type": each.instance_type,
-                "hosts": list(names[each.name]),
-            }
-            for each in request.groups
-        ],
-        "network_interface_name": "lo",
-    }
+    # List the hosts of a group backwards, because the platform does not sort them either.
+    groups = tuple(dataclasses.replace(group, hosts=group.hosts[::-1]) for group in cluster.groups)
+    return dataclasses.replace(cluster, current_host=host, groups=groups).to_resource_config()
 
 
 def _write_opt_ml(
-    host: SimulatedHost,
-    request: TrainingRequest,
-    names: Mapping[str, Sequence[str]],
-    channels: Sequence[LocalChannel],
+    host: SimulatedHost, request: TrainingRequest, cluster: ClusterSpec, channels: Sequence[LocalChannel]
 ) -> list[PipeFeeder]:
     """Write the tree of a host, and return the feeders of its channels in Pipe mode."""
 
     def sharers(channel: LocalChannel) -> list[str]:
-        hosts = (name for group, own in names.items() if channel.is_for(group) for name in own)
-        return sorted(hosts, key=natural_key)
+        """Return all hosts that get the channel, in order."""
+        return [each.name for each in cluster.hosts if channel.is_for(each.group)]
 
     parts = host.root / "parts"
     write_opt_ml(
         host.base_dir,
-        resource_config=resource_config(request, names, host.name),
+        resource_config=resource_config(cluster, host.name),
         hyperparameters=request.hyperparameters,
         channels=[channel.in_tree(host.name, sharers(channel), parts) for channel in channels],
     )

@@ -1,7 +1,7 @@
 """Pipe mode: streams a channel's data through one FIFO per epoch, as the platform does.
 
-The feeder creates the FIFO of the next epoch before the current epoch ends. It begins to write an epoch's data when a
-reader opens the epoch's FIFO. An epoch consists of all objects, once each, in the order of their names. Data that the
+The feeder creates the FIFO of the next epoch before the current epoch ends. When a reader opens the FIFO of an epoch,
+the feeder begins to write. An epoch consists of all objects, once each, in the order of their names. Data that the
 reader does not read is lost, as on the platform. If the feeder cannot read a file, it ends the epoch and sets
 `PipeFeeder.has_failed`.
 """
@@ -88,6 +88,7 @@ class PipeFeeder:
         return None
 
     def _write(self, descriptor: int) -> None:
+        """Write all objects of an epoch, one after the other. Return early if the feeder stops."""
         for path in self._files:
             with gzip.open(path) if self._is_compressed else path.open("rb") as file:
                 while chunk := file.read(_CHUNK_BYTES):
@@ -101,7 +102,9 @@ class PipeFeeder:
         while chunk:
             if self._stopped.is_set():
                 return False
+            # The descriptor does not block, so the feeder notices a stop even if the reader does not read.
             if poll.poll(SHORT_POLL_S * 1000):
                 with contextlib.suppress(BlockingIOError):
-                    chunk = chunk[os.write(descriptor, chunk) :]
+                    num_written = os.write(descriptor, chunk)
+                    chunk = chunk[num_written:]
         return True

@@ -159,15 +159,16 @@ def _stage_channels(recording: Recording, data: Mapping[str, str | os.PathLike[s
 
     The caller's ``data`` takes precedence. Uploads are written to a folder inside ``folder``.
     """
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for channel in recording.request.channels:
         uri = channel.uri
         uploads = {name: content for name, content in recording.objects.items() if name.startswith(f"{uri}/")}
         if uri in recording.local_data:
-            found[channel.name] = recording.local_data[uri]
+            paths[channel.name] = recording.local_data[uri]
+        # A channel in a file system has no URI.
         elif uri and uploads:
-            found[channel.name] = _stage(uploads, uri, folder / "channels" / str(len(found)))
-    return {**found, **{name: Path(path) for name, path in data.items()}}
+            paths[channel.name] = _stage(uploads, uri, folder / "channels" / str(len(paths)))
+    return {**paths, **{name: Path(path) for name, path in data.items()}}
 
 
 def _stage(uploads: Mapping[str, bytes], uri: str, folder: Path) -> Path:
@@ -223,7 +224,9 @@ def _failure(output_dir: Path) -> str:
     """Return the failure text of the job. All hosts that ran hetero wrote the same text."""
     files = _failure_files(output_dir)
     texts = [path.read_text(encoding="utf-8", errors="replace")[:MAX_SUMMARY_CHARS] for path in files]
-    return next((text for text in texts if text.startswith("HET-")), texts[0] if texts else "")
+    # Other programs, such as the toolkit, write other texts.
+    texts_of_hetero = [text for text in texts if text.startswith("HET-")]
+    return next(iter(texts_of_hetero or texts), "")
 
 
 def unpack(content: bytes, folder: Path, *, max_bytes: int = MAX_CODE_BYTES) -> None:
@@ -247,14 +250,14 @@ def unpack(content: bytes, folder: Path, *, max_bytes: int = MAX_CODE_BYTES) -> 
 
 def _unpack(archive: tarfile.TarFile, folder: Path, max_bytes: int) -> None:
     """Unpack an archive of source code. Reject links, paths outside of the folder, and too many bytes."""
-    left = max_bytes
+    left_bytes = max_bytes
     for member in archive:
         path = PurePosixPath(member.name)
         if path.is_absolute() or ".." in path.parts:
             raise ConfigError(
                 f"the source archive has the path {member.name!r:.100}; expected relative paths without '..'"
             )
-        if member.size > left:
+        if member.size > left_bytes:
             raise ConfigError(
                 f"the source archive unpacks to more than {max_bytes} bytes; expected a source_dir without data"
             )
@@ -273,4 +276,4 @@ def _unpack(archive: tarfile.TarFile, folder: Path, max_bytes: int) -> None:
             shutil.copyfileobj(source, file)
         # Keep private files private, as the toolkit does.
         target.chmod(member.mode & 0o755 | 0o600)
-        left -= member.size
+        left_bytes -= member.size

@@ -28,13 +28,11 @@ def main(arguments: Sequence[str]) -> None:
     Args:
         arguments: Name of the simulated image.
     """
-    parent = os.environ.pop("HETERO_PARENT_PID", None)
-    if parent is not None:
-        from hetero.system.process import die_with_parent
+    from hetero.system.process import PARENT_VARIABLE, bind_to_parent
 
-        die_with_parent(int(parent))
-        # The processes that the toolkit starts read this variable.
-        os.environ["HETERO_PARENT_PID"] = str(os.getpid())
+    bind_to_parent()
+    # The processes that the toolkit starts must end with it.
+    os.environ[PARENT_VARIABLE] = str(os.getpid())
     # With this variable, the toolkit does not wait until the host names resolve. Only hetero knows them here.
     os.environ["SM_STUDIO_LOCAL_MODE"] = "true"
     os.environ["SAGEMAKER_TRAINING_MODULE"] = "hetero.sagemaker.rehearsal.toolkit:run_entry_point"

@@ -13,8 +13,7 @@ from hetero.errors import CapacityError, ConfigError, ExitCode
 from hetero.launch.failure import stated_code
 from hetero.sagemaker.limits import limits
 from hetero.sagemaker.recording import CLIENT_LOCK, record, sdk_version
-from hetero.sagemaker.request import TrainingRequest
-from hetero.sagemaker.submission.shortages import Shortage, shortage_in
+from hetero.sagemaker.submission.shortages import shortage_in
 
 __all__ = ["FIRST_WAIT_S", "Submission", "failure_code", "follow", "submit", "with_end"]
 
@@ -93,16 +92,32 @@ def submit(
     wait_s = first_wait_s
     for attempt in range(1, max_attempts + 1):
         name = job_name if attempt == 1 or job_name is None else with_end(job_name, f"-{attempt}")
-        outcome = _attempt(
-            estimator, inputs, name, request=request, number=attempt, wait=wait, sleep=sleep, on_submit=on_submit
-        )
-        if isinstance(outcome, Submission):
-            return outcome
+        # SageMaker may reject the job at once, because it exceeds a quota.
+        try:
+            name = _start(estimator, inputs, name)
+        except Exception as error:
+            shortage = shortage_in(_words(error), request)
+            if shortage is None:
+                raise
+        else:
+            logger.info("submitted %s", name)
+            if on_submit is not None:
+                on_submit(name)
+            description = follow(estimator.sagemaker_session.sagemaker_client, name, wait=wait, sleep=sleep)
+            # A job without instances fails minutes after it was accepted, and costs nothing.
+            status, failure = description["TrainingJobStatus"], description.get("FailureReason", "")
+            shortage = shortage_in(failure, request) if status == "Failed" else None
+            if shortage is None:
+                return Submission(job_name=name, status=status, failure=failure, num_attempts=attempt)
         # SageMaker lacks instances. Log this, then wait or raise.
-        for line in outcome.lines(request):
+        for line in shortage.lines(request):
             logger.warning("%s", line)
-        if outcome.is_final or attempt == max_attempts:
-            raise _given_up(outcome, request, f"after {attempt} of at most {max_attempts} attempts")
+        if shortage.is_final or attempt == max_attempts:
+            advice = "request a larger quota from Service Quotas" if shortage.is_final else "try again later"
+            lines = [f"no instances for the job, after {attempt} of at most {max_attempts} attempts"]
+            lines += shortage.lines(request)
+            lines.append(f"to do: {advice}, or change the group's instance type or the job's region")
+            raise CapacityError("\n  ".join(lines))
         logger.warning("attempt %d of %d starts in %.0f s", attempt + 1, max_attempts, wait_s)
         sleep(wait_s)
         wait_s = min(2 * wait_s, _PATIENCE_S)
@@ -114,42 +129,6 @@ def with_end(job_name: str, end: str) -> str:
     most = limits()["TrainingJobName"].high
     assert most is not None
     return job_name[: most - len(end)].strip("-") + end
-
-
-def _given_up(shortage: Shortage, request: TrainingRequest, when: str) -> CapacityError:
-    advice = "request a larger quota from Service Quotas" if shortage.is_final else "try again later"
-    lines = [f"no instances for the job, {when}", *shortage.lines(request)]
-    lines.append(f"to do: {advice}, or change the group's instance type or the job's region")
-    return CapacityError("\n  ".join(lines))
-
-
-def _attempt(
-    estimator: Any,
-    inputs: Any,
-    job_name: str | None,
-    *,
-    request: TrainingRequest,
-    number: int,
-    wait: bool,
-    sleep: Callable[[float], None],
-    on_submit: Callable[[str], object] | None,
-) -> Submission | Shortage:
-    """Submit once. Return the submission, or the reason if SageMaker lacks instances."""
-    try:
-        name = _start(estimator, inputs, job_name)
-    except Exception as error:
-        shortage = shortage_in(_words(error), request)
-        if shortage is None:
-            raise
-        return shortage
-    logger.info("submitted %s", name)
-    if on_submit is not None:
-        on_submit(name)
-    description = follow(estimator.sagemaker_session.sagemaker_client, name, wait=wait, sleep=sleep)
-    # A job without instances fails minutes after it was accepted, and costs nothing.
-    status, failure = description["TrainingJobStatus"], description.get("FailureReason", "")
-    shortage = shortage_in(failure, request) if status == "Failed" else None
-    return shortage or Submission(job_name=name, status=status, failure=failure, num_attempts=number)
 
 
 def failure_code(failure: str) -> int:
@@ -199,13 +178,13 @@ def follow(
     Raises:
         Exception: If the service does not answer for ten minutes.
     """
-    said, silent_s = "", 0.0
+    logged_stage, silent_s = "", 0.0
     while True:
         asked_s = time.monotonic()
         try:
             description: dict[str, Any] = client.describe_training_job(TrainingJobName=job_name)
         except Exception as error:
-            # The job was submitted and continues, so errors of some minutes must not end the wait for it.
+            # The job was submitted and continues, so errors of some minutes must not end the wait for the job.
             silent_s += time.monotonic() - asked_s
             if silent_s >= _PATIENCE_S:
                 logger.error("cannot read the state of %s any longer. The job was submitted and continues", job_name)
@@ -217,8 +196,8 @@ def follow(
         silent_s = 0.0
         on_description(description)
         stage = description.get("SecondaryStatus", "")
-        if stage != said:
-            said = stage
+        if stage != logged_stage:
+            logged_stage = stage
             logger.info("%s: %s", job_name, stage)
         has_hosts = stage not in _WITHOUT_HOSTS
         if description["TrainingJobStatus"] in _ENDED or (has_hosts and not wait):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 
 import pytest
 
 from hetero.control.members.directory import EndpointRecord
 from hetero.control.status import HostStatus
-from hetero.launch.auto_endpoints.memory import HostMemory, limit_of, size_on_data_hosts
+from hetero.launch.auto_endpoints.memory import limit_of, limit_of_this_host, size_on_data_hosts
 from hetero.metrics.hosts import HostReading, HostSampler
 
 GB = 10**9
@@ -57,19 +58,24 @@ def test_data_hosts_show_the_size_of_the_first_endpoint() -> None:
     hosts = [data_host(used_bytes=8 * GB, num_endpoints=4), data_host(used_bytes=9 * GB, num_endpoints=3)]
     assert size_on_data_hosts(hosts) == 3 * GB
     assert size_on_data_hosts([data_host(used_bytes=8 * GB, num_endpoints=0)]) is None
-    memory = HostMemory(free_and_total_bytes=lambda: (10 * GB, 60 * GB))
-    assert memory.limit(0, used_pids=(), data_hosts=hosts).endpoints == 2
+    found = limit_of_this_host(0, used_pids=(), data_hosts=hosts, free_and_total_bytes=lambda: (10 * GB, 60 * GB))
+    assert found.endpoints == 2
 
 
 def test_own_endpoints_show_the_size_of_later_ones() -> None:
     sizes = {7: 1 * GB, 8: 2 * GB, 9: None}
-    memory = HostMemory(free_and_total_bytes=lambda: (10 * GB, 60 * GB), private_bytes=sizes.get)
-    hosts = [data_host(used_bytes=9 * GB, num_endpoints=1)]
-    assert memory.limit(3, used_pids=(7, 8, 9), data_hosts=hosts).endpoints == 3 + 3
-    assert memory.limit(3, used_pids=(9,), data_hosts=hosts).endpoints == 3
+    limit = functools.partial(
+        limit_of_this_host,
+        3,
+        data_hosts=[data_host(used_bytes=9 * GB, num_endpoints=1)],
+        free_and_total_bytes=lambda: (10 * GB, 60 * GB),
+        private_bytes=sizes.get,
+    )
+    assert limit(used_pids=(7, 8, 9)).endpoints == 3 + 3
+    assert limit(used_pids=(9,)).endpoints == 3
 
 
 def test_memory_of_this_machine_is_read() -> None:
-    found = HostMemory().limit(0, used_pids=(os.getpid(),), data_hosts=[])
+    found = limit_of_this_host(0, used_pids=(os.getpid(),), data_hosts=[])
     assert found.endpoints >= 1
     assert "it is not known" not in found.reason

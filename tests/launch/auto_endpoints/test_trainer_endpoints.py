@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from typing import Any
 
@@ -13,7 +14,7 @@ from hetero.config import Timings
 from hetero.control.members.directory import EndpointRecord
 from hetero.control.members.membership import Member, Membership
 from hetero.control.status import HostStatus, RankReport, StepTimes
-from hetero.launch.auto_endpoints.memory import HostMemory
+from hetero.launch.auto_endpoints.memory import limit_of_this_host
 from hetero.launch.auto_endpoints.trainer_endpoints import TrainerEndpoints
 from hetero.metrics.hosts import HostReading, HostSampler
 
@@ -53,14 +54,18 @@ class Host:
         self.published: list[int] = []
         self.free_bytes = 100
         self.trainer_endpoints = TrainerEndpoints(
-            self.pool,
+            self.pool,  # type: ignore[arg-type]
             host=name,
             trainer_hosts=HOSTS,
             num_ranks=1,
             max_endpoints=max_endpoints,
             slots_per_endpoint=1,
             publish=self.published.append,
-            memory=HostMemory(free_and_total_bytes=lambda: (self.free_bytes, 100), private_bytes=lambda pid: 10),
+            memory_limit=functools.partial(
+                limit_of_this_host,
+                free_and_total_bytes=lambda: (self.free_bytes, 100),
+                private_bytes=lambda pid: 10,
+            ),
         )
         self.num_steps = 0
         self.membership.observe(status("algo-1", endpoints=(REMOTE,)))

@@ -37,7 +37,7 @@ def test_process_of_mpirun_is_a_rank() -> None:
     parent = find_parent(MPI)
     assert parent is not None
     assert (parent.name, parent.rank, parent.world_size, parent.local_rank, parent.num_local) == ("mpirun", 2, 4, 0, 2)
-    assert (parent.leads, parent.gives_ranks) == (True, True)
+    assert (parent.local_rank, parent.gives_ranks) == (0, True)
 
 
 def test_process_of_torchrun_is_a_copy_and_no_rank() -> None:
@@ -50,7 +50,7 @@ def test_process_of_torchrun_is_a_copy_and_no_rank() -> None:
         1,
         2,
     )
-    assert (parent.leads, parent.gives_ranks) == (False, False)
+    assert (parent.local_rank > 0, parent.gives_ranks) == (True, False)
 
 
 @pytest.mark.parametrize(("name", "value"), [("TORCHELASTIC_RESTART_COUNT", "1"), ("MASTER_PORT", "7778")])

@@ -311,7 +311,9 @@ def test_members_of_a_channel_are_kept() -> None:
     estimator = Account(lambda files, kind: 1.0).estimator()
     before = record(estimator, {"train": train, "labels": "s3://bucket/labels"}).request
     manifests = {"train": "s3://bucket/a.manifest"}
-    after = record(estimator, sdk_inputs(2, channels_of(before), manifests)).request.document["InputDataConfig"]
+    after = record(estimator, sdk_inputs(2, channels_of(before, without=()), manifests)).request.document[
+        "InputDataConfig"
+    ]
     expected = copy.deepcopy(before.document["InputDataConfig"])
     expected[0]["DataSource"]["S3DataSource"] |= {"S3Uri": "s3://bucket/a.manifest", "S3DataType": "ManifestFile"}
     assert after == expected

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from hetero import cli
-from hetero.cluster import Role
+from hetero.cluster import Role, parse_cluster
+from hetero.cluster.groups import group_document
 from hetero.errors import ClusterError, ConfigError, ExitCode
 from hetero.metrics.profile.profile import load_profile
 from hetero.sagemaker import TrainingRequest, offline_session, prepare, rehearse
@@ -324,15 +325,18 @@ def test_flag_of_a_request_without_one_is_refused(capsys: pytest.CaptureFixture[
 
 def test_hosts_of_a_group_follow_no_order() -> None:
     names = local_job.host_names([("data", 7), ("trainers", 5)])
-    assert names["data"][-2:] == ["algo-3", "algo-1"]
-    assert names["trainers"] == ["algo-10", "algo-8", "algo-6", "algo-4", "algo-2"]
+    assert names["data"][:2] == ["algo-1", "algo-3"]
+    assert names["trainers"] == ["algo-2", "algo-4", "algo-6", "algo-8", "algo-10"]
     assert sorted(name for own in names.values() for name in own)[:4] == ["algo-1", "algo-10", "algo-11", "algo-12"]
 
 
 def test_resource_config_is_the_platforms() -> None:
     parsed = TrainingRequest.parse(request())
     names = local_job.host_names([(group.name, group.count) for group in parsed.groups])
-    assert local_job.resource_config(parsed, names, "algo-3") == {
+    groups = [group_document(group.name, group.instance_type, names[group.name]) for group in parsed.groups]
+    document = {"instance_groups": groups, "network_interface_name": "lo"}
+    cluster = parse_cluster(document, current_host="algo-1", source="test")
+    assert local_job.resource_config(cluster, "algo-3") == {
         "current_group_name": "data_group",
         "current_host": "algo-3",
         "current_instance_type": "ml.c5.9xlarge",

@@ -13,6 +13,7 @@ from hetero.cluster import Role
 from hetero.config import Timings
 from hetero.control.members.membership import Member, Membership
 from hetero.control.status import Cause, HostState, HostStatus
+from hetero.errors import ExitCode
 from hetero.launch.data_services import Servers
 from hetero.launch.ranks.ranks import AgentStarter
 
@@ -104,10 +105,13 @@ class StubHost:
     def publish(self, **changes: object) -> None:
         self.known.update(**changes)
 
-    def tick(self, waiting_for: Callable[[Membership], str] | None = None) -> None:
-        self.said.append("" if waiting_for is None else waiting_for(self.known))
+    def tick(self, waiting_for: str | Callable[[Membership], str] = "") -> None:
+        self.said.append(waiting_for if isinstance(waiting_for, str) else waiting_for(self.known))
         assert self.num_ticks < 10, "waits for ever"
         self._on_tick(self)
+
+    def fail_because(self, summary: str, exit_code: ExitCode) -> None:
+        self.fail(Cause(host=self.name, summary=summary, exit_code=exit_code))
 
     def fail(self, cause: Cause) -> None:
         raise FailedError(cause.first_line)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,27 @@ DATA = {"role": "data"}
 """Labels of the nodes for data hosts."""
 PATIENCE_S = 300.0
 """How long a test waits. On a busy machine Ray has taken two minutes to start the workers of a training run."""
+
+
+def processes_of(admission: Mapping[str, str]) -> dict[str, list[int]]:
+    """Return the process ids of a service's actors and their children, by ``coordinator`` or the number of a data host.
+
+    Args:
+        admission: The answer of the coordinator's method ``admission``.
+    """
+    found: dict[str, list[int]] = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            words = process.cmdline()
+            key = ""
+            if "hetero.ray.coordinator" in words and admission["job_id"] in words:
+                key = "coordinator"
+            elif f"--join={admission['launcher']}" in words:
+                name = next(word for word in words if word.startswith("--host="))
+                key = name.removeprefix("--host=data-").partition("-")[0]
+            if key and psutil.Process(process.ppid()).cmdline() != words:  # not a fork of such a process
+                found[key] = [process.ppid(), process.pid]
+    return found
 
 
 class Training:
