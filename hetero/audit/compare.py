@@ -51,7 +51,7 @@ class _Table:
     """Batches of one loader, by place (see `hetero.audit.history`)."""
 
     keys: npt.NDArray[np.int64]
-    """Epoch, position and time of each place, sorted. Shape (places, 3)."""
+    """Epoch, position and visit of each place, sorted. Shape (places, 3)."""
     digests: tuple[tuple[str, npt.NDArray[np.uint64]], ...]
     """Names and values of the digests to compare. The report names the first digest that differs."""
     lines: npt.NDArray[np.int64] | None = None
@@ -61,7 +61,7 @@ class _Table:
 @dataclass(slots=True)
 class _Findings:
     differences: list[tuple[tuple[int, int, int], str]]
-    """Pairs of a place (epoch, position, time) and a text. `result` sorts the texts by place."""
+    """Pairs of a place (epoch, position, visit) and a text. `result` sorts the texts by place."""
     notes: list[str]
     num_compared: int = 0
 
@@ -150,6 +150,7 @@ def _check(side: Side, rank: int, findings: _Findings) -> None:
         findings.differ(
             f"{where}, loader {name}: {place} was delivered again after a restart, and "
             f"{_MEANINGS[repetition.what]} (lines {repetition.first_line} and {repetition.line})",
+            # Differences are sorted by place. A `Repetition` lacks the visit, so it comes first at its position.
             (repetition.epoch, repetition.position, 0),
         )
     if side.places.num_repeated:
@@ -166,7 +167,8 @@ def _tables(side: Side) -> list[tuple[LoaderFacts, _Table]]:
         chosen = places.entries["loader"] == number
         entries = places.entries[chosen]
         table = _Table(
-            keys=np.stack([entries["epoch"], entries["position"], places.times[chosen]], axis=1),
+            # The visit counts how often this epoch and position came before, see `hetero.audit.history`.
+            keys=np.stack([entries["epoch"], entries["position"], places.visits[chosen]], axis=1),
             digests=(("indices", entries["indices"]), ("content", entries["content"])),
             lines=entries["line"],
         )
@@ -198,28 +200,32 @@ def _global_tables(run: Run, findings: _Findings) -> list[tuple[LoaderFacts, _Ta
             np.array(numbers, np.int64)[entries["loader"]],
             entries["epoch"],
             entries["position"],
-            side.places.times,
+            side.places.visits,
             np.full(len(entries), rank),
             side.places.world_sizes,
         ]
         parts.append((np.stack(columns, axis=1), entries["samples"]))
-    # Sort the entries of all ranks by loader, epoch, position, time and rank. Rows of one place form a global batch.
-    keys = np.concatenate([part[0] for part in parts])
+    rows = np.concatenate([part[0] for part in parts])
     samples = np.concatenate([part[1] for part in parts])
-    order = np.lexsort(keys[:, 4::-1].T)
-    keys, samples = keys[order], samples[order]
-    starts = np.flatnonzero(np.append(True, (keys[1:, :4] != keys[:-1, :4]).any(axis=1))[: len(keys)])
-    lengths = np.diff(np.append(starts, len(keys)))
+    # Sort by the first five columns: loader, epoch, position, visit and rank. np.lexsort expects the most important
+    # column last, so reverse them.
+    order = np.lexsort(rows[:, 4::-1].T)
+    rows, samples = rows[order], samples[order]
+    # Rows with the same loader, epoch, position and visit form a global batch. `starts` has the first row of each.
+    places, world_sizes = rows[:, :4], rows[:, 5]
+    starts = np.flatnonzero(np.append(True, (places[1:] != places[:-1]).any(axis=1))[: len(rows)])
+    lengths = np.diff(np.append(starts, len(rows)))
     # An entry counts only if its world size equals the world size of the lowest rank's entry. If a run restarts with
     # fewer ranks, old entries remain in the ledgers of the higher ranks.
-    samples = np.where((keys[:, 5] == np.repeat(keys[starts, 5], lengths))[:, None], samples, np.uint64(0))
+    counts = world_sizes == np.repeat(world_sizes[starts], lengths)
+    samples = np.where(counts[:, None], samples, np.uint64(0))
     sums = np.add.reduceat(samples, starts, axis=0) if len(starts) else samples
-    places = keys[starts]
-    return [
-        (facts, _Table(keys=places[chosen, 1:4], digests=(("samples", sums[chosen]),)))
-        for number, facts in facts_of.values()
-        for chosen in (places[:, 0] == number,)
-    ]
+    tables = []
+    for number, facts in facts_of.values():
+        is_of_loader = places[starts, 0] == number
+        keys, digests = places[starts][is_of_loader, 1:], (("samples", sums[is_of_loader]),)
+        tables.append((facts, _Table(keys=keys, digests=digests)))
+    return tables
 
 
 def _compare_loaders(

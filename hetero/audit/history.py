@@ -4,7 +4,7 @@ A *place* is a loader, an epoch and a position in the epoch. A run that restarts
 after the checkpoint, so a place may have several entries. The last entry counts, and must equal the earlier ones.
 
 A user's sampler may choose other samples each time that the script repeats an epoch. For such loaders, a place also has
-a *time*: the number of earlier entries of the same process for this loader, epoch and position.
+a *visit*: the number of earlier entries of the same process for this loader, epoch and position.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Repetition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """The places of one rank, sorted by loader, epoch, position and time."""
+    """The places of one rank, sorted by loader, epoch, position and visit."""
 
     entries: npt.NDArray[Any]
     """Last entry of each place, of dtype `hetero.audit.reading.ENTRY`."""
-    times: npt.NDArray[np.int64]
-    """Time of each place. 0 except for a user's sampler."""
+    visits: npt.NDArray[np.int64]
+    """Visit of each place. 0 except for a user's sampler."""
     world_sizes: npt.NDArray[np.int64]
     """World size of the process that wrote each entry."""
     num_repeated: int
@@ -50,42 +50,49 @@ class Places:
 
 
 def settle(record: LedgerRecord) -> Places:
-    """Return the last entry for each place in a ledger."""
+    """Return the last entry for each place in a ledger.
+
+    A place is a loader, an epoch, a position and a visit. The visit counts how often the same process has had the other
+    three before, and only matters for a user's sampler.
+    """
     entries = record.entries
     world_size = np.array([section.world_size for section in record.sections], np.int64)
-    times = _times(record)
-    # Sort by loader, epoch, position, time and line. np.lexsort expects the most important key last.
-    order = np.lexsort((entries["line"], times, entries["position"], entries["epoch"], entries["loader"]))
-    entries, times = entries[order], times[order]
-    is_same = _same_as_before(entries["loader"], entries["epoch"], entries["position"], times)
+    visits = _visits(record)
+    # Sort by loader, epoch, position, visit and line. np.lexsort expects the most important key last.
+    order = np.lexsort((entries["line"], visits, entries["position"], entries["epoch"], entries["loader"]))
+    entries, visits = entries[order], visits[order]
+    is_same = _same_as_before(entries["loader"], entries["epoch"], entries["position"], visits)
     # An entry is the last of its place if the next entry has another place.
     is_last = np.append(~is_same[1:], True)[: len(entries)]
     worlds = world_size[entries["section"]]
     return Places(
         entries=entries[is_last],
-        times=times[is_last],
+        visits=visits[is_last],
         world_sizes=worlds[is_last],
         num_repeated=int(is_same.sum()),
         differing=_first_difference(entries, is_same, worlds),
     )
 
 
-def _times(record: LedgerRecord) -> npt.NDArray[np.int64]:
-    """Return the time of each entry: the number of earlier entries of its section for the same place."""
+def _visits(record: LedgerRecord) -> npt.NDArray[np.int64]:
+    """Return the visit of each entry: how many earlier entries of its section have its loader, epoch and position.
+
+    A section has the entries of one process.
+    """
     entries = record.entries
-    times = np.zeros(len(entries), np.int64)
-    # Only a user's sampler may choose other samples when an epoch is repeated. For other loaders the time is 0.
+    visits = np.zeros(len(entries), np.int64)
+    # Only a user's sampler may choose other samples when an epoch is repeated. For other loaders the visit is 0.
     with_sampler = [number for number, facts in enumerate(record.loaders) if facts.order == "sampler"]
     chosen = np.flatnonzero(np.isin(entries["loader"], with_sampler))
     part = entries[chosen]
     order = np.lexsort((part["line"], part["section"], part["position"], part["epoch"], part["loader"]))
     part = part[order]
-    # Entries of one section and place are now neighbours. The time of an entry is its distance from the first of them.
+    # Entries of one section and place are now neighbours. The visit of an entry is its distance from the first of them.
     is_same = _same_as_before(part["loader"], part["epoch"], part["position"], part["section"])
     starts = np.flatnonzero(~is_same)
     lengths = np.diff(np.append(starts, len(part)))
-    times[chosen[order]] = np.arange(len(part)) - np.repeat(starts, lengths)
-    return times
+    visits[chosen[order]] = np.arange(len(part)) - np.repeat(starts, lengths)
+    return visits
 
 
 def _same_as_before(*columns: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
