@@ -12,12 +12,13 @@ from hetero.wire.tls import Tls
 
 __all__ = ["examine"]
 
-_ELSEWHERE = "hetero_token"
+_UNREAD_NAME = "hetero_token"
+"""Name of a variable or hyperparameter in which users put a token. hetero reads the token only from a file."""
 
 
 def examine(snapshot: Snapshot) -> list[Diagnosis]:
     """Read the token file and the certificate as a launcher would."""
-    return [*_token(snapshot), *_elsewhere(snapshot), *_certificate(snapshot)]
+    return [*_token(snapshot), *_misplaced(snapshot), *_certificate(snapshot)]
 
 
 def _token(snapshot: Snapshot) -> list[Diagnosis]:
@@ -48,16 +49,16 @@ def _token(snapshot: Snapshot) -> list[Diagnosis]:
     return [warning(found, to_do) if snapshot.hosts else ok(found)]
 
 
-def _elsewhere(snapshot: Snapshot) -> list[Diagnosis]:
+def _misplaced(snapshot: Snapshot) -> list[Diagnosis]:
     """Return an error for each place with a token where hetero does not read one, such as a hyperparameter."""
-    places = [f"the variable {name}" for name in snapshot.environ if name.lower() == _ELSEWHERE]
+    places = [f"the variable {name}" for name in snapshot.environ if name.lower() == _UNREAD_NAME]
     try:
         parameters = snapshot.platform.parameters()
     # `hetero launch` reports hyperparameters that cannot be read.
     except ConfigError:
         parameters = None
-    if parameters is not None and _ELSEWHERE in parameters.values:
-        places.append(f"the hyperparameter {_ELSEWHERE}")
+    if parameters is not None and _UNREAD_NAME in parameters.values:
+        places.append(f"the hyperparameter {_UNREAD_NAME}")
     to_do = "remove it and put a new token into a file, because consoles, logs and processes of this user show this one"
     return [error(f"there seems to be a token in {place}, which hetero does not read", to_do) for place in places]
 

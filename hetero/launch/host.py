@@ -169,7 +169,7 @@ class LaunchedHost:
             HostSampler(
                 self.plan.name,
                 scope=self.plan.placement.usage_scope,
-                has_tree=not self.plan.placement.are_ranks_given,
+                starts_all=not self.plan.placement.are_ranks_given,
                 interval_s=self.plan.options.usage_interval_s,
             )
         )

@@ -39,9 +39,13 @@ def lost_cpu_share(usages: Sequence[HostUsage]) -> float:
     host lost to other processes is at most each of these three: the CPU time that these processes used, the time when
     any process waited for a CPU, and the time when threads of the job waited for a CPU.
 
+    An unknown time of the third kind sets no limit. If the second one is unknown, nothing shows that others had the
+    CPUs that the job wanted, so the host lost none of its time to them.
+
     Args:
         usages: The hosts of the job, as the samplers measured them.
     """
+    # Only simulated hosts are measured as trees of processes, because they share one machine.
     simulated = [usage for usage in usages if usage.scope == "tree"]
     # Share of the machine's CPU time that each simulated host used. The 1e-9 avoids a division by 0.
     used_shares = {each.host: each.cpu_seconds / max(each.duration_s, 1e-9) / each.num_cpus for each in simulated}
@@ -54,7 +58,8 @@ def lost_cpu_share(usages: Sequence[HostUsage]) -> float:
         hosts_of_machine = simulated if usage.scope == "tree" else [usage]
         job_waits = sum(1.0 if each.cpu_waited is None else each.cpu_waited for each in hosts_of_machine)
         # The kernel's pressure figure does not tell whose processes waited, so the waits of the job's own threads
-        # limit it. Without this limit, a script that slept 97 % of its time was refused beside two busy loops.
+        # limit it. Without the limit, a job that slept 97 % of its time once had no forecast, because two busy loops
+        # beside it waited for each other.
         waited = max(0.0, min(others, usage.cpu_pressure or 0.0, job_waits))
         # The hypervisor takes its share of the time that the other processes left.
         not_lost = (1 - waited) * (1 - (usage.cpu_stolen or 0.0))

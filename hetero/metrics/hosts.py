@@ -132,7 +132,7 @@ class HostSampler:
     Args:
         host: Host name in the cluster.
         scope: ``host`` samples the whole machine. ``tree`` samples this process and its descendants.
-        has_tree: Whether this process has started all processes of the job on this host, directly or indirectly. If
+        starts_all: Whether this process has started all processes of the job on this host, directly or indirectly. If
             not, for example because mpirun starts the ranks, the CPU time of the job on this host is not known.
         interval_s: Seconds between readings.
         read: Takes a reading. The default reads this machine with psutil and, if `pynvml` is installed, NVML.
@@ -144,7 +144,7 @@ class HostSampler:
         host: str,
         *,
         scope: str = "host",
-        has_tree: bool = True,
+        starts_all: bool = True,
         interval_s: float = 1.0,
         read: Callable[[], HostReading] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -154,7 +154,7 @@ class HostSampler:
         self._interval_s = interval_s
         self._clock = clock
         self._gpus = Gpus()
-        self._read = read or _reader(scope, self._gpus, has_tree=has_tree)
+        self._read = read or _reader(scope, self._gpus, starts_all=starts_all)
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
@@ -327,13 +327,20 @@ def _growth(first: HostReading | None, last: HostReading | None, name: str) -> i
     return None if before is None or after is None else max(0, after - before)
 
 
-def _reader(scope: str, gpus: Gpus, *, has_tree: bool) -> Callable[[], HostReading]:
-    """Return a function that reads the counters of the whole host, or of this process and its descendants."""
+def _reader(scope: str, gpus: Gpus, *, starts_all: bool) -> Callable[[], HostReading]:
+    """Return a function that reads the counters of the whole host, or of this process and its descendants.
+
+    Args:
+        scope: See `HostSampler`.
+        gpus: The GPUs of the machine.
+        starts_all: See `HostSampler`.
+    """
     root, waits = psutil.Process(), TaskWaits()
 
     def read() -> HostReading:
-        # Scope ``host`` needs the tree too, because other work is what the processes outside of the tree do.
-        tree = _read_tree(root, waits) if has_tree or scope == "tree" else None
+        # Read the descendants in scope ``host`` too, because the CPU time of other programs is that of the host minus
+        # that of the job. Without all processes of the job, this difference means nothing.
+        tree = _read_tree(root, waits) if starts_all or scope == "tree" else None
         reading = _read_host() if scope == "host" or tree is None else tree
         own_cpu_s = None if tree is None else tree.cpu_total_s
         return replace(reading, gpus=gpus.read(), own_cpu_s=own_cpu_s, own_waited_s=waits.total_s, cpus=read_cpus())

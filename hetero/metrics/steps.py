@@ -35,7 +35,9 @@ _NUM_RECENT = 256
 
 
 def check_name(name: object) -> None:
-    """Reject a loader's name that cannot be sent to the launcher or shown, or the rank's report would be lost.
+    """Reject a loader's name that is too long, or has characters that cannot be printed.
+
+    A rank could not send such a name to its launcher, so the report of the rank would be lost.
 
     Raises:
         ConfigError: If the name is rejected.
@@ -102,8 +104,9 @@ class Extent:
         """
         self.num_passes += 1
         self.pass_steps = steps
-        # Each of the remaining steps takes one batch. Without a known number of steps, none remain.
-        self.pass_end = self.num_passed + (steps or 0) - num_done
+        # Each of the remaining steps takes one batch. If their number is unknown, the end counts as reached.
+        num_left = 0 if steps is None else steps - num_done
+        self.pass_end = self.num_passed + num_left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,9 +330,11 @@ class StepTimer:
     def pause(self) -> None:
         """Stop the clock at the end of a pass, until the next `begin_wait`. Idempotent.
 
-        If the loader is exhausted, ``next()`` calls this after `begin_wait`, so the compute on the last batch is known.
-        Its step ends with the first data wait of the next pass. If the script left the loop, the end of the compute is
-        not known, and the step is dropped.
+        The last step of the pass depends on where the pass ends:
+
+        - The loader is exhausted. Then ``next()`` calls this after `begin_wait`, which has set ``_compute_s`` to the
+          compute on the last batch. The step ends with the first data wait of the next pass.
+        - The script left the loop. Then `begin_wait` was not called. ``_compute_s`` is None, and the step is dropped.
         """
         self._begun_at = None
         self._delivered_at = None

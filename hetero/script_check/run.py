@@ -46,8 +46,7 @@ _PURE = (
     "each sample. Seed a generator of the data set's own in a method on_seed(self, key). Compute what changes from "
     "sample to sample, such as a counter or the place in a file, from the index."
 )
-_OF_ERRORS = ("hetero.reader", "hetero.endpoint", "hetero.pool", "hetero.torch.passes")
-"""Loggers whose warnings announce an exception. The warnings are left out, because the exception is recorded."""
+_LOGGERS_OF_ERRORS = ("hetero.reader", "hetero.endpoint", "hetero.pool", "hetero.torch.passes")
 
 
 class _Found:
@@ -76,7 +75,8 @@ class _Found:
         The last place of each comes first, because it is nearest to the cause. There is at least one place.
         """
         for found in reversed(list(_PLACE.finditer(text))):
-            # Each form has its own groups. Those of the other forms are None.
+            # A place is `File "FILE", line N` (groups 1 and 2), `line N of FILE` (3 and 4) or `in FILE:N` (5 and 6).
+            # The groups of the other two forms are None.
             file, line = found[1] or found[4] or found[5], found[2] or found[3] or found[6]
             # A message may name a file relative to the script's folder.
             path = file if os.path.isabs(file) else os.path.join(self.folder, file)  # noqa: PTH117, PTH118
@@ -108,20 +108,23 @@ class _Found:
         record = getattr(error, "record", None)
         trace, stage = getattr(record, "traceback", ""), getattr(record, "stage", "")
         place: tuple[str, int] | None = None
+        # A sample or a batch differs when it is computed again. Each possible cause is a finding.
         if stage == "purity" or (isinstance(error, DatasetMismatchError) and "different batches" in first):
             causes = impure_lines(self.folder)
-            for place, why in causes:
-                self.add(
-                    Finding(*place, f"samples differ when they are computed again; a possible cause is {why}", _PURE)
-                )
+            for cause_place, why in causes:
+                what = f"samples differ when they are computed again; a possible cause is {why}"
+                self.add(Finding(*cause_place, what, _PURE))
             if causes:
                 return
             place, rest = method_line("__getitem__", self.folder), rest or _PURE
+        # The script changes a global or an attribute after its import.
         elif changed := _CHANGED.match(first):
             place = change_line(changed[1], self.folder)
+        # The import of the script does not register the data set.
         elif "registers no data set" in first or "no data set named" in first:
             place = nested_factory(self.script, self.folder)
             rest += "\nMove the function with @hetero.dataset to the top level of the script." if place else ""
+        # hetero rejects the content of a batch. No exception names a line, so point to the code that made the batch.
         elif not trace and isinstance(error, DatasetError):
             place = method_line("collate_fn", self.folder) or method_line("__getitem__", self.folder)
         self.add(Finding(*(place or next(self.at(trace or str(error), frames))), first, rest))
@@ -136,7 +139,8 @@ class _Warnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Record a warning with the line that causes it, or else with the line that was running."""
-        if record.name.startswith(_OF_ERRORS):
+        # These warnings only announce an exception. If the exception ends the script, `add_error` records it.
+        if record.name.startswith(_LOGGERS_OF_ERRORS):
             return
         text = record.getMessage()
         # The first sentence of a warning says what was found, and the others what to do.

@@ -27,7 +27,7 @@ __all__ = [
 
 _OWN_GENERATORS = frozenset({"default_rng", "RandomState", "Random", "SystemRandom", "Generator"})
 _SETS_SEED = frozenset({"manual_seed", "seed", "on_seed"})
-_OUTSIDE = frozenset(
+_UNSEEDED_FUNCTIONS = frozenset(
     {
         *("urandom", "token_bytes", "token_hex", "randbelow", "uuid1", "uuid4", "getpid", "gethostname"),
         *("time", "time_ns", "perf_counter", "monotonic", "now", "utcnow", "today", "getrandom"),
@@ -57,12 +57,13 @@ def impure_lines(folder: str) -> list[tuple[tuple[str, int], str]]:
         For each line: its file and number, and the expression that is a possible cause.
     """
     used = _used()
-    impure_names = _OWN_GENERATORS | _OUTSIDE
+    impure_names = _OWN_GENERATORS | _UNSEEDED_FUNCTIONS
     calls = [(file, call) for file, call in _calls(used, folder) if _name(call).rpartition(".")[2] in impure_names]
     found = [((file, call.lineno), f"{_name(call)}()") for file, call in calls if not call.args]
     # A method that changes an attribute of the data set makes the next sample depend on this one.
     for file, function in _functions(used, folder):
         if function.name not in ("__init__", "on_seed"):
+            # `names` are the parts of the changed expression: ("self", "count") for self.count += 1.
             for names, line in changes(function):
                 if len(names) > 1 and not is_global(names[0], function):
                     found.append(((file, line), f"self.{names[1]}, which {function.name}() changes"))

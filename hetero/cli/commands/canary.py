@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["add"]
 
-_NOT_PASSED = ("script", "script_args", "output_dir", "profile")
+_SET_FOR_EACH_RUN = ("script", "script_args", "output_dir", "profile")
+"""Options of launchers that the canary sets itself."""
 
 
 def add(commands: Subparsers) -> None:
@@ -187,7 +188,8 @@ def _clusters(namespace: argparse.Namespace) -> tuple[Cluster, ...]:
 def _launch_options(namespace: argparse.Namespace) -> dict[str, object]:
     """Return the options of the launchers of all runs: the stated ones, and defaults for short runs."""
     # argparse has None or an empty list for an option that is not stated.
-    names = {field.name for field in dataclasses.fields(config.LaunchOptions)} - set(_NOT_PASSED)
+    names = {field.name for field in dataclasses.fields(config.LaunchOptions)} - set(_SET_FOR_EACH_RUN)
     stated = {name: value for name in sorted(names) if (value := getattr(namespace, name, None)) not in (None, [])}
-    # Short runs need frequent readings, and few steps of warm-up.
+    # Short runs need frequent readings, and few steps of warm-up. The check of purity computes the first batches twice,
+    # which would be a larger share of a short run than of the whole job.
     return {"usage_interval_s": "0.1", "warmup_steps": "3", "purity_checks": "0", **stated}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add"]
 
-_OF_THE_JOB = ("queue", "token")
+_JOB_SETTINGS = ("queue", "token")
 """Settings that a job has only once, not for each group."""
 
 
@@ -64,7 +64,7 @@ def _add_arguments(parser: argparse.ArgumentParser, platform: type[Platform]) ->
     else:
         parser.add_argument("--image", default="", help="Container image with hetero and the script.")
     for name, about in platform.settings.items():
-        form = "VALUE" if name in _OF_THE_JOB else "[GROUP:]VALUE"
+        form = "VALUE" if name in _JOB_SETTINGS else "[GROUP:]VALUE"
         add_list(parser, f"--{name}", form, f"{about.capitalize()}.")
     config.add_launch_arguments(parser, makes_cluster=True)
     parser.add_argument(
@@ -73,8 +73,8 @@ def _add_arguments(parser: argparse.ArgumentParser, platform: type[Platform]) ->
         action="append",
         default=[],
         metavar="GROUP[=USD]",
-        help="Group of data hosts on spot capacity, which the platform may take away. With the price of one of them in "
-        "USD per hour, the job starts as soon as one data host serves. Repeat for each group.",
+        help="Group of data hosts on spot capacity, which the platform may take away. USD is the price of a host per "
+        "hour. If it is given, the job does not wait for all hosts of the group at the start. Repeat for each group.",
     )
 
 
@@ -158,7 +158,7 @@ def _setting(name: str, texts: Sequence[str], groups: Sequence[StatedGroup]) -> 
     for text in texts:
         group, _, value = text.partition(":")
         # Without the name of a group before it, the colon belongs to the value.
-        if group not in group_names or name in _OF_THE_JOB:
+        if group not in group_names or name in _JOB_SETTINGS:
             group, value = "", text
         if not value or not value.isprintable() or any(character in value for character in "\"'\\ "):
             raise ConfigError(f"--{name} {text!r:.80}: expected a word without quotes and spaces")

@@ -90,9 +90,10 @@ def assemble_profile(ranks: Mapping[int, RankPart], hosts: Sequence[HostPart], f
         ConfigError: If there are too few measured steps, or no host and no rank could measure the samples.
     """
     check_ranks(ranks, facts)
-    reasons = [part.note for part in ranks.values() if part.note]
+    # A host measures samples by building the data set, as data hosts would. It cannot build an unregistered one.
+    build_problems = [part.note for part in ranks.values() if part.note]
     notes = [*facts.overruns]
-    notes += [f"Samples were measured in one process of a rank, because {reason}." for reason in reasons]
+    notes += [f"Samples were measured in one process of a rank, because {problem}." for problem in build_problems]
     notes += [note for host in hosts for note in host.notes]
     # What a sample costs comes from the hosts. A data set that is only an object was measured in a rank instead.
     supply = [host.supply for host in hosts if host.supply is not None]
@@ -129,6 +130,7 @@ def assemble_profile(ranks: Mapping[int, RankPart], hosts: Sequence[HostPart], f
         num_hosts=facts.num_hosts,
         ranks_per_host=facts.ranks_per_host,
         batch_samples=max(1, *(part.batch_samples for part in ranks.values())),
+        # Without endpoints, each rank's own loader processes compute the batches.
         num_local_processes=facts.num_endpoints or facts.ranks_per_host * first_rank.num_loader_processes,
         has_data_hosts=facts.has_data_hosts,
         headspace_s=headspace,
@@ -151,7 +153,7 @@ def assemble_profile(ranks: Mapping[int, RankPart], hosts: Sequence[HostPart], f
         leaves=contents.leaves,
         wire_bytes_per_sample=contents.wire_bytes_per_sample,
         codecs=contents.codecs,
-        has_registered_dataset=not reasons,
+        has_registered_dataset=not build_problems,
         simulated=facts.simulated,
         notes=tuple(dict.fromkeys(notes)),
         versions=facts.versions,
