@@ -113,7 +113,7 @@ def deduced_times_s() -> list[float]:
     The printed means are rounded to minutes, and one of them is wrong. The cost differences are rounded to cents, and
     the last of the time differences to seconds. These are five equations for five times. Between 16 and 32 GPUs, with
     the price p of a host in USD per second, 4 p (t16 - saved) - 2 p t16 = added. The other times follow from the cost
-    differences. With the rounding, the times are certain to 53, 14, 6, 3 and 2 seconds, from 1 to 32 GPUs (README.md).
+    differences. The rounding leaves ranges of 53, 14, 6, 3 and 2 seconds for the times, from 1 to 32 GPUs (README.md).
     """
     host_usd_per_s = HOURLY_USD["ml.p3.16xlarge"] / 3600
     assert THIRTY_TWO.saved_s is not None

@@ -14,8 +14,8 @@ def say(text: str) -> None:
     Without the flush, a failed write would appear only when the interpreter exits, and give status 120.
 
     Raises:
-        BrokenPipeError: If the reader has closed the pipe, or if the write fails for another reason. The other reason
-            is then written to standard error.
+        BrokenPipeError: If the reader has closed the pipe, or if the write fails for another reason, such as a full
+            disk. The other reason is then written to standard error. Both end the command in the same way.
     """
     # Python sets the stream to None if its descriptor was closed when the process began.
     if sys.stdout is None:

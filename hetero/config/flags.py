@@ -106,8 +106,8 @@ def split_at_script(parser: argparse.ArgumentParser, arguments: Sequence[str]) -
         The command with its options and SCRIPT, for `parse`, and the script's arguments. A command that takes no script
         keeps all arguments.
     """
-    # argparse.REMAINDER does not do this: SCRIPT is optional, and argparse takes the rest as soon as SCRIPT matches
-    # nothing.
+    # argparse.REMAINDER does not do this. If an option comes first, argparse decides that the optional SCRIPT is
+    # absent. The option and all words after it are then the rest.
     words = list(arguments)
     chosen = _chosen_command(parser, words)
     if chosen is None or all(action.dest != "script" for action in chosen[1]._actions):
@@ -124,7 +124,7 @@ def split_at_script(parser: argparse.ArgumentParser, arguments: Sequence[str]) -
     # Find the first word that is neither an option of the command nor an option's value.
     at += 1
     while at < len(words) and words[at].startswith("-") and words[at] not in ("-", "--"):
-        # -mpackage.train: what follows -m is SCRIPT.
+        # -mpackage.train: divide the word. What follows -m is SCRIPT, so the options end after -m.
         if words[at].startswith("-m") and words[at] not in takes_value:
             words[at : at + 1] = ["-m", words[at].removeprefix("-m")]
             at += 1

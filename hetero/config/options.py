@@ -291,7 +291,7 @@ def trainer_endpoints_of(options: LaunchOptions, *, has_data_hosts: bool) -> int
     """Return the number of endpoints per trainer host, or None if the job chooses it while it runs.
 
     ``auto`` chooses a number only in a job with data hosts that run endpoints. In other jobs it means 0. In a profile
-    run it means 0 too, because a profile needs steps of one kind.
+    run it means 0 too, because all steps of a measurement must have the same number of endpoints.
     """
     if options.trainer_endpoints != AUTO:
         return int(options.trainer_endpoints)

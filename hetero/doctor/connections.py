@@ -37,6 +37,7 @@ def examine_ports(snapshot: Snapshot) -> list[Diagnosis]:
     """Bind this host's port and connect to the ports of the other hosts, all in parallel."""
     hosts_file = snapshot.environ.get("HETERO_HOSTS_FILE")
     own_host = snapshot.own_host
+    # Endpoints and ranks listen on ephemeral ports, so try one of these ports too.
     ports = (snapshot.options.port, last_ephemeral_port())
     other_hosts = [host for host in snapshot.hosts if host != own_host]
     # The key None stands for this host, which may have no name.

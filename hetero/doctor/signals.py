@@ -67,7 +67,8 @@ def examine(snapshot: Snapshot) -> list[Diagnosis]:
     """Check the processes from process 1 to the launcher, or to this process unless exactly one job runs here."""
     launchers = [process for process in find_processes() if process.kind == "launcher"]
     jobs = {process.job_id for process in launchers}
-    # The platform's torchrun or mpirun starts several launchers of one job, but never launchers of several jobs.
+    # The platform's torchrun or mpirun may start several launchers of one job. A signal reaches all of them in the same
+    # way, so examine any one. Launchers of several jobs may have different answers.
     pid = min(process.pid for process in launchers) if len(jobs) == 1 else os.getpid()
     is_job = snapshot.cluster is not None
     of_this_process = judge(ancestry(os.getpid()), is_launcher=False, is_job=is_job)
@@ -75,7 +76,8 @@ def examine(snapshot: Snapshot) -> list[Diagnosis]:
     chain = ancestry(pid)
     if pid == os.getpid() or not chain:
         return of_this_process
-    # With a launcher, this process matters only if a launcher that it started could not be stopped.
+    # The job's launcher runs already, so it does not matter whether signals reach this process. Report only errors: a
+    # launcher that is started from here would inherit a blocked SIGTERM.
     errors = [diagnosis for diagnosis in of_this_process if diagnosis.level is Level.ERROR]
     return [*judge(chain, is_launcher=True, is_job=is_job), *errors]
 

@@ -115,7 +115,8 @@ def trained_type(product: Any) -> tuple[str, str] | None:
 
 def hourly_usd(offers: Any) -> float | None:
     """Return the highest hourly price in USD in the offers for a product, or None if they state none."""
-    # By unit and currency, an offer has {"priceDimensions": {ID: {"unit": "Hrs", "pricePerUnit": {"USD": "1.2"}}}}.
+    # An offer is {"priceDimensions": {ID: {"unit": "Hrs", "pricePerUnit": {"USD": "1.2"}}}}. It has a dimension for
+    # each unit, and a dimension has a price in each currency.
     dimensions = [dimension for offer in _values(offers) for dimension in _values(offer.get("priceDimensions"))]
     by_currency = [each.get("pricePerUnit") for each in dimensions if each.get("unit") in ("Hrs", "Hours")]
     prices = [_number(each.get("USD")) for each in by_currency if isinstance(each, Mapping)]

@@ -1,4 +1,7 @@
-"""The actors of a data service. Each has a child process that does the work, because hetero and Ray both use gRPC.
+"""The actors of a data service. Each has a child process that does the work.
+
+A launcher is stopped by signals and says by its exit code why it ended. Ray needs the signals and the exit code of an
+actor's process for itself, so the launcher, or the hub, has a process of its own.
 
 `Coordinator` runs the hub (`hetero.ray.coordinator`), and owns the actors of the data hosts. If the coordinator is
 lost, Ray ends them too. `DataHost` runs a launcher that joins the job. If that process ends unexpectedly, the actor's

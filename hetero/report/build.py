@@ -83,9 +83,11 @@ def missing_emulation(run: RunFacts) -> list[str]:
 
     The list is empty for a run on real hosts, because they preprocess and compute with their own hardware.
     """
-    # Also a run on real hosts may emulate something, but only simulated hosts are measured as trees of processes.
+    # A run on real hosts may emulate too. Its hosts are measured as whole machines, and simulated hosts as trees of
+    # processes.
     if not run.simulated or any(usage.scope != "tree" for usage in run.hosts):
         return []
+    # A report has the options as texts, so an option that was not given is the text "None".
     return [flag for option, flag in EMULATION_FLAGS.items() if run.options.get(option) == "None"]
 
 
@@ -236,17 +238,18 @@ def idle_data_hosts(facts: RunFacts) -> str | None:
     Only endpoints count their batches. With tf.data.service the number is not known.
     """
     num_hosts = sum(group.count for group in facts.groups if group.role == "data")
+    # Count ranks' deliveries, and what the endpoints of all hosts have reported.
     num_received, num_computed = facts.events.get("batches", 0), facts.events.get("batches computed", 0)
     # Count only batches of data hosts. One batch of a trainer host's endpoint once hid that the data hosts had made
     # none.
     num_on_data_hosts = facts.events.get(COMPUTED_ON_DATA_HOSTS)
     if num_on_data_hosts is None:
         # A data host did not report its number, so any batch may have come from a data host.
-        has_batches = bool(num_received or num_computed)
+        may_have_computed = bool(num_received or num_computed)
     else:
-        # Ranks received more batches than were counted, so some may have come from a data host.
-        has_batches = num_on_data_hosts > 0 or num_received > num_computed
-    if not num_hosts or has_batches or facts.exit_code or facts.options.get("data service") != "grpc":
+        # If ranks received more batches than endpoints reported, a data host may have made those without a report.
+        may_have_computed = num_on_data_hosts > 0 or num_received > num_computed
+    if not num_hosts or may_have_computed or facts.exit_code or facts.options.get("data service") != "grpc":
         return None
     hosts = "The data host" if num_hosts == 1 else f"The {num_hosts} data hosts"
     if num_computed:
@@ -341,7 +344,8 @@ def _data_advice(facts: RunFacts, headline: Headline, busy: float, vcpus: int | 
 def _waits_are_rare(headline: Headline) -> bool:
     """Return whether 19 of 20 steps hardly wait, so that a few long waits make up the mean.
 
-    More vCPUs need not make such waits shorter.
+    More vCPUs need not make such waits shorter. A wait counts as short if it is much shorter than the mean wait and the
+    mean step. A wait that is long for a step is never short, however long the other waits are.
     """
     mean, p95, step = headline.data_wait_mean, headline.data_wait_p95, headline.step_time_mean
     if mean is None or p95 is None or step is None:

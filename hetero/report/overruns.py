@@ -33,13 +33,14 @@ _LATE_COUNTER = "milliseconds later than emulated"
 def least_step_time_s(ranks: Collection[StepSummary], events: Mapping[str, int]) -> float | None:
     """Return a lower bound of the mean step time that a job would have without the real work of this machine.
 
-    For each rank, two times are subtracted from the measured time:
+    Real work is what this machine computes during a run, such as the script's own code. It makes a step longer only if
+    it takes longer than the emulated time. For each rank, two times are subtracted from the measured time:
 
     - The compute of its steps beyond the emulated time. This includes waits for other ranks in a collective. Such waits
       may not be due to real work, so the true step time may be longer than the bound.
-    - The time when at least one emulated vCPU was late (`hetero.endpoint.compute.Compute.late_s`), at
-      most the rank's data wait. The batches that a rank waited for were made one after the other. So their delays
-      together are at most this time.
+    - The time when at least one emulated vCPU was late (`hetero.endpoint.compute.Compute.late_s`), at most the rank's
+      data wait. The batches that delay a rank are made one after the other, so their delays never overlap, and together
+      are at most this time.
 
     Sending and receiving batches is not emulated, so none of its time is subtracted. The job is as slow as its slowest
     rank, so its bound is the largest bound of a rank.

@@ -128,8 +128,10 @@ class PlannedCluster:
 
     @property
     def instance_groups(self) -> str:
-        """Argument for a SageMaker estimator. Empty if only a part of the groups are spot instances."""
-        # On SageMaker, all groups of a job are spot instances, or none.
+        """Argument for a SageMaker estimator. Empty with spot instances.
+
+        A plan has spot instances only as data hosts. A job on SageMaker cannot have both spot and other instances.
+        """
         if any(group.is_spot for group in self.groups):
             return ""
         rows = "".join(f'    InstanceGroup("{g.name}", "{g.instance_type}", {g.count}),\n' for g in self.groups)

@@ -71,8 +71,9 @@ def bound_text(low: str, high: str, is_worth_it: bool | None) -> str:
     """Return the bound of a figure that proves the verdict.
 
     A run is worth it if even its lower bound is good enough. A run is not worth it if even its upper bound is not. The
-    other bound is left out, because a short run may miss it by its first steps. If there is no verdict, the text has
-    both bounds. Equal bounds are one exact figure.
+    other bound is left out, because it may be wrong by half a percent: in a short run, a late first step makes the time
+    of the other steps look too short. If there is no verdict, the text has both bounds. Equal bounds are one exact
+    figure.
 
     Args:
         low: Text of the lower bound.

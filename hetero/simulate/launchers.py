@@ -210,6 +210,8 @@ class Launchers:
         if cause := next(filter(None, causes), ""):
             logger.error("the job failed: %s", cause)
         first_bad = next((status for host, status in statuses if status != 0 and host.role is Role.TRAINER), 0)
+        # SageMaker's toolkit ends with the same status whatever failed. The failure file of each host has the code of
+        # the job's root cause, so it does not matter which of the hosts `cause` comes from.
         if first_bad == _ANY_FAILURE and cause.startswith("HET-") and (code := stated_code(cause)) is not None:
             return code
         # The status of a process that a signal ended is minus the number of the signal. A shell returns 128 + number.
@@ -236,7 +238,8 @@ class Launchers:
             # Metric lines are for programs, which read them in the host's log.
             return
         self._status.clear()
-        # A launcher starts each line with its group and host. Lines of other programs get that prefix here.
+        # A launcher starts each line of its host with the group and the host. If process 1 is another program, such as
+        # SageMaker's toolkit, it also writes lines of its own, which lack this prefix.
         lacks_prefix = self._commands[name].is_process_1 and not line.startswith("[")
         logs.write_line(f"[{self._groups[name]} {name}] {line}" if lacks_prefix else line)
 

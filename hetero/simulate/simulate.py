@@ -189,6 +189,7 @@ def run_hosts(
         if make_tls:
             make_certificates(work_dir / "tls", [host.name for host in hosts])
             environment["HETERO_TLS_DIR"] = str(work_dir / "tls")
+        # A live status line shows the launchers' latest progress line. Let them write one each second, not each 10 s.
         if StatusLine().is_live:
             environment[INTERVAL_VARIABLE] = "1"
         # Start all hosts and wait for their end.

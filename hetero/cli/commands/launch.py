@@ -39,13 +39,14 @@ def _run(namespace: argparse.Namespace) -> int:
     platform = find_platform(os.environ, name=namespace.platform)
     try:
         options = config.resolve_options(namespace, os.environ, platform.parameters())
+        # The parameters may name another platform, or a cluster file. A cluster file lists all hosts.
         platform = find_platform(os.environ, cluster_file=options.cluster_file, name=options.platform)
         registration = None if options.cluster_file else platform.registration()
         # On a platform where hosts know only the main host, register there to learn the other hosts.
         if registration is not None and options.join is None:
             platform = register(registration, options, platform, os.environ)
         if options.join is None:
-            # A description from a registration already names this host.
+            # After a registration, the description of the cluster already says which host this is.
             host = None if registration is not None else options.host
             cluster = platform.read_cluster(host=host, roles=options.roles)
         else:
