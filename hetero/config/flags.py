@@ -155,11 +155,12 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
     namespace, unknown = parser.parse_known_args(arguments)
     flags = [text.partition("=")[0] for text in unknown if text.startswith("-")]
     takes_script = "script" in namespace
-    # Of the commands that take a script, only simulate lacks these flags.
-    if flags and takes_script and flags[0] in ("--cluster-file", "--host"):
+    # Only commands with the options of a launcher have --config. Those that make a cluster lack these two flags.
+    if flags and "config" in namespace and flags[0] in ("--cluster-file", "--host"):
+        groups = ", and give --group NAME=TYPE:COUNT for each group" if "group" in namespace else ""
         raise ConfigError(
-            f"{flags[0]} describes a cluster that exists, but simulate makes its own\n"
-            f"  to do: leave out {flags[0]}, and give --group NAME=TYPE:COUNT for each group; or use hetero launch"
+            f"{flags[0]} describes a cluster that exists, but this command makes its own\n"
+            f"  to do: leave out {flags[0]}{groups}; or use hetero launch"
         )
     if flags:
         known = _known_flags(parser, arguments)

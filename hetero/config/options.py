@@ -312,7 +312,8 @@ def kind_text(field: dataclasses.Field[Any]) -> str:
     bounds = ((meta["low"], "{:g} or more"), (meta["above"], "greater than {:g}"), (meta["high"], "at most {:g}"))
     limits = " and ".join(form.format(bound) for bound, form in bounds if bound is not None)
     words = "".join(f", or {word}" for word in meta["words"])
-    return f"{_KINDS[base_type(field)][0]}{', ' if limits else ''}{limits}{words}"
+    description, _ = _KINDS[base_type(field)]
+    return f"{description}{', ' if limits else ''}{limits}{words}"
 
 
 def _check(field: dataclasses.Field[Any], value: object) -> None:
@@ -383,7 +384,8 @@ def _has_type(name: str, value: object) -> bool:
         return False
     if isinstance(value, tuple) and not all(isinstance(item, str) for item in value):
         return False
-    return isinstance(value, _KINDS[name][1])
+    _, python_types = _KINDS[name]
+    return isinstance(value, python_types)
 
 
 def _is_within(bounds: Mapping[str, Any], value: Any) -> bool:

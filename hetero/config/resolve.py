@@ -54,7 +54,7 @@ def resolve_options(
         if env.get(variable):
             values[name] = _convert(field, env[variable], variable)
     if parameters is not None:
-        values |= _named(_ours(parameters.values), parameters.source, prefix="hetero_")
+        values |= _options_in(_of_hetero(parameters.values), parameters.source, prefix="hetero_")
     values |= _from_flags(namespace, LaunchOptions)
     if "script" not in values:
         raise ConfigError(
@@ -87,13 +87,14 @@ def check_hyperparameters(parameters: Mapping[str, object], source: str) -> Laun
         ConfigError: If a name is unknown, a value is malformed or out of its bounds, or ``hetero_script`` is missing.
     """
     decoded = {name: unquoted(value) for name, value in parameters.items()}
-    values = _named(_ours(decoded), source, prefix="hetero_")
+    values = _options_in(_of_hetero(decoded), source, prefix="hetero_")
     if "script" not in values:
         raise ConfigError(f"{source} has no 'hetero_script'; expected the path of the training script")
     return LaunchOptions(**values)  # type: ignore[arg-type]
 
 
-def _ours(parameters: Mapping[Any, object]) -> dict[str, object]:
+def _of_hetero(parameters: Mapping[Any, object]) -> dict[str, object]:
+    """Return the parameters whose names begin with ``hetero_``. The others belong to the script."""
     return {name: value for name, value in parameters.items() if str(name).startswith("hetero_")}
 
 
@@ -116,10 +117,10 @@ def _from_file(path: Path) -> dict[str, object]:
         return {}
     if not isinstance(document, dict):
         raise ConfigError(f"{path} holds {type(document).__name__}; expected options by name, such as port: 17170")
-    return _named(document, str(path), prefix="")
+    return _options_in(document, str(path), prefix="")
 
 
-def _named(document: Mapping[Any, object], source: str, *, prefix: str) -> dict[str, object]:
+def _options_in(document: Mapping[Any, object], source: str, *, prefix: str) -> dict[str, object]:
     """Return the options in a document by name.
 
     Args:

@@ -128,7 +128,7 @@ def test_flag_of_a_cluster_that_exists_is_rejected_with_the_reason(
 ) -> None:
     assert simulate(tmp_path, "--group", "dnn=ml.p3.2xlarge:1", flag, "x", script) == ExitCode.USAGE
     error = capsys.readouterr().err
-    assert f"{flag} describes a cluster that exists, but simulate makes its own" in error
+    assert f"{flag} describes a cluster that exists, but this command makes its own" in error
     assert "give --group" in error
 
 
