@@ -31,8 +31,8 @@ class OwnProcess:
 
     pid: int
     ancestors: frozenset[int]
-    program: int
-    """The process of another Python program that has started this one, directly or by others of hetero. 0 for none."""
+    owner_pid: int
+    """Process id of another Python program that started this one, directly or by others of hetero. 0 for none."""
     kind: str
     job_id: str
     """Id of the process's job. Empty if this user cannot see it."""
@@ -52,18 +52,18 @@ def find_processes() -> list[OwnProcess]:
     for process in psutil.process_iter(["cmdline"]):
         kind = _kind(process.info["cmdline"] or [])
         if kind and process.pid != os.getpid():
-            ancestors, program, job = frozenset[int](), 0, ""
+            ancestors, owner_pid, job = frozenset[int](), 0, ""
             # If the process has ended meanwhile, or belongs to another user, these facts are not known.
             with contextlib.suppress(psutil.Error, OSError):
                 parents = process.parents()
                 ancestors = frozenset(parent.pid for parent in parents)
-                program = _program([(parent.pid, parent.cmdline()) for parent in parents])
+                owner_pid = _owner_pid([(parent.pid, parent.cmdline()) for parent in parents])
                 job = process.environ().get("HETERO_JOB_ID", "")
-            found.append(OwnProcess(pid=process.pid, ancestors=ancestors, program=program, kind=kind, job_id=job))
+            found.append(OwnProcess(pid=process.pid, ancestors=ancestors, owner_pid=owner_pid, kind=kind, job_id=job))
     return found
 
 
-def _program(parents: Iterable[tuple[int, list[str]]]) -> int:
+def _owner_pid(parents: Iterable[tuple[int, list[str]]]) -> int:
     """Return the process id of the nearest ancestor that is not hetero's, if it is a Python program, otherwise 0.
 
     A Python program with endpoints is a training script that started them without a launcher. If a launcher has ended,
@@ -83,6 +83,7 @@ def _kind(command: list[str]) -> str:
     for word, following in itertools.pairwise(command):
         if word == "-m" and following in _MODULES:
             kind = _MODULES[following]
+            # The module of the command line runs all commands. Only `launch` is a launcher.
             return kind if kind != "launcher" or "launch" in command else ""
         if Path(word).name == "hetero" and following == "launch":
             return "launcher"
@@ -106,11 +107,11 @@ def _processes() -> Iterator[Diagnosis]:
     others = [each for each in processes if each.pid not in launchers and not each.ancestors & launchers]
     # Do not advise to kill processes of a program that runs. The advice once was to kill 8 of the 17 endpoints of a
     # training that ran.
-    for program in sorted({each.program for each in others} - {0}):
-        pids = [each.pid for each in others if each.program == program]
-        found = f"a Python program reads data here: process {program}, with the processes {listing(pids)}"
+    for owner_pid in sorted({each.owner_pid for each in others} - {0}):
+        pids = [each.pid for each in others if each.owner_pid == owner_pid]
+        found = f"a Python program reads data here: process {owner_pid}, with the processes {listing(pids)}"
         yield warning(found, "keep it if it belongs to this job; otherwise kill it, which also ends the others")
-    for job, pids in _by_job(each for each in others if not each.program).items():
+    for job, pids in _by_job(each for each in others if not each.owner_pid).items():
         yield warning(f"processes without their launcher: {listing(pids)}{job}", f"kill {' '.join(map(str, pids))}")
 
 

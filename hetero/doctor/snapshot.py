@@ -55,8 +55,8 @@ def take_snapshot(options: LaunchOptions, environ: Mapping[str, str]) -> Snapsho
     if platform.is_here():
         try:
             registration = None if options.cluster_file else platform.registration()
-            # On such a platform the hosts learn of each other only when the job starts. Until then, at most the main
-            # host is known.
+            # On a platform with a registration, the hosts learn of each other only when the job starts. Until then, at
+            # most the main host is known.
             if registration is not None:
                 hosts = (registration.main_address,) if registration.main_address else ()
                 return Snapshot(options=options, environ=environ, platform=platform, cluster=None, hosts=hosts)

@@ -63,13 +63,14 @@ def fetch_prices(region: str, client: Any = None) -> PriceList:
 
             client = boto3.client("pricing", region_name=_SERVICE_REGION)
         for product in _products(client, region):
-            trained, usd = (
-                trained_type(product.get("product")),
-                hourly_usd((product.get("terms") or {}).get("OnDemand")),
-            )
-            if trained is not None and trained[1] == region and usd is not None:
+            trained = trained_type(product.get("product"))
+            usd = hourly_usd((product.get("terms") or {}).get("OnDemand"))
+            if trained is None or usd is None:
+                continue
+            instance_type, offered_in = trained
+            if offered_in == region:
                 # A type may have several offers. The highest price is on the safe side.
-                prices[trained[0]] = max(usd, prices.get(trained[0], 0.0))
+                prices[instance_type] = max(usd, prices.get(instance_type, 0.0))
                 newest = max(newest, product, key=lambda item: str(item.get("publicationDate", "")))
     except (BotoCoreError, ClientError) as error:
         raise ConfigError(

@@ -79,9 +79,9 @@ def compare(baseline: Report, candidate: Report) -> Comparison:
     """
     base, other = _headline(baseline, "first"), _headline(candidate, "second")
     per = "step" if base.global_batch_samples == other.global_batch_samples else "sample"
-    base_s, other_s = _times_per_unit(base, per), _times_per_unit(other, per)
-    if base_s is None or other_s is None:
-        which = "first" if base_s is None else "second"
+    base_range_s, other_range_s = _times_per_unit(base, per), _times_per_unit(other, per)
+    if base_range_s is None or other_range_s is None:
+        which = "first" if base_range_s is None else "second"
         raise ConfigError(f"{which} report: no time per {per} was measured, so there is nothing to compare")
     # Collect the reasons why speed, prices or costs of the two runs cannot be compared.
     basis = "simulated" if "simulated" in (baseline.run.basis, candidate.run.basis) else "measured"
@@ -91,12 +91,14 @@ def compare(baseline: Report, candidate: Report) -> Comparison:
     # The lower bound of the speed-up is the shortest time of the first run / the longest time of the second run.
     speedup = saving = break_even = None
     if not speed_objections:
-        low, high = cost.speedup(other_s[1], base_s[0]), cost.speedup(other_s[0], base_s[1])
+        (base_low_s, base_high_s), (other_low_s, other_high_s) = base_range_s, other_range_s
+        low, high = cost.speedup(other_high_s, base_low_s), cost.speedup(other_low_s, base_high_s)
         speedup = Range(low=low, high=high, basis=basis)
     # A saving needs both comparable times and comparable costs.
     if baseline.cost.hourly is not None and candidate.cost.hourly is not None and not price_objections:
         ratio = cost.break_even_speedup(candidate.cost.hourly.value, baseline.cost.hourly.value)
         break_even = Figure(value=ratio, unit="1", basis="modelled")
+        # The second run costs ratio / speed-up times as much as the first.
         if speedup is not None and not cost_objections:
             saving = Range(low=1 - ratio / speedup.low, high=1 - ratio / speedup.high, basis=basis)
     return Comparison(
