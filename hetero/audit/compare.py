@@ -277,7 +277,7 @@ def _pairs(ours: Sequence[LoaderFacts], theirs: Sequence[LoaderFacts]) -> Iterat
 
 def _compare_tables(name: str, one: _Table, other: _Table, findings: _Findings) -> None:
     """Compare the batches of one loader in both runs."""
-    # Compare the digests at the places that both runs have.
+    # Compare the digests at the places that both runs have. These are the rows `ours` of A, and `theirs` of B.
     ours, theirs = _common(one.keys, other.keys)
     findings.num_compared += len(ours)
     if not len(ours):
@@ -340,7 +340,7 @@ def _common(
     one: npt.NDArray[np.int64], other: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return the indices, in each of two sorted arrays, of the rows that both arrays have."""
-    # View each row as one byte string. Big-endian byte strings sort like the numbers in them.
+    # View each row of three 8-byte numbers as one byte string. Big-endian byte strings sort like the numbers in them.
     texts = [np.ascontiguousarray(keys, dtype=">i8").view("S24").ravel() for keys in (one, other)]
     _, ours, theirs = np.intersect1d(texts[0], texts[1], assume_unique=True, return_indices=True)
     return ours, theirs

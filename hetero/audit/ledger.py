@@ -160,9 +160,13 @@ class Ledger:
         """Number of batches that this process could not write."""
         self._lock = threading.Lock()
         self._numbers: dict[LoaderFacts, int] = {}
+        """Number of each loader in this ledger, by its facts."""
         self._descriptor: int | None = None
+        """The open file. None if it could not be opened or written, and after `close`."""
         self._size = 0
+        """Size of the file in bytes."""
         self._chain = CHAIN_START
+        """Chain value of the last line."""
         self._is_closed = False
         self._has_given_up = False
         try:

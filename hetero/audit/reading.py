@@ -102,12 +102,15 @@ class _Reader:
     def __init__(self, path: Path) -> None:
         self.record = LedgerRecord(path=path)
         self._chain = CHAIN_START
+        """Chain value of the last line that was read."""
         self._packed = bytearray()
+        """The batches so far, each as one entry of dtype `ENTRY`."""
         self._loaders: list[int] = []
         """For each loader of the current section, its index in `LedgerRecord.loaders`."""
         self._indices: dict[tuple[str, ...], int] = {}
         """Index in `LedgerRecord.loaders` by the identity of a loader."""
         self._num_batches = 0
+        """Batches of the current section."""
 
     def take(self, number: int, line: bytes) -> None:
         """Check that a line continues the chain of hashes, and record what it says."""
@@ -185,6 +188,7 @@ class _Reader:
 
     def _take_loader(self, entry: Mapping[str, Any]) -> None:
         """Record a loader. The lines of its batches state its number, which is its place in the section."""
+        # A damaged or forged ledger may describe any number of loaders, so bound it.
         if _whole(entry, "loader") != len(self._loaders) or len(self._loaders) >= MAX_ITEMS:
             raise _DamagedError(f"is of loader {entry['loader']!r:.20}, expected {len(self._loaders)}")
         try:

@@ -294,7 +294,7 @@ def _number(hint: Any, value: object, path: str, bounds: Mapping[str, Any]) -> i
         _wrong(path, value, "a finite number")
     if not bounds["minimum"] <= value <= bounds["maximum"]:
         least, most = (f"{bounds[end]:g}" for end in ("minimum", "maximum"))
-        # A version of the schema has only one value.
+        # The version of a schema has equal bounds, so the message names one number.
         _wrong(path, value, least if least == most else f"a number from {least} to {most}")
     return value if hint is int else float(value)
 

@@ -29,7 +29,9 @@ class History(Generic[Point]):
         self._merge = merge
         self._points: list[Point] = []
         self._pending: Point | None = None
+        """One point for the latest added points, which are too few for an entry of ``_points``."""
         self._num_pending = 0
+        """Added points that ``_pending`` covers."""
         self._num_per_point = 1
         """Added points that one point covers. It doubles whenever the history is full."""
 
@@ -56,9 +58,14 @@ class History(Generic[Point]):
 def check_columns(what: str, length: int, columns: Iterable[Sequence[object]]) -> None:
     """Check that the columns of a history are equally long.
 
+    Args:
+        what: What the history is about, for the message.
+        length: Length of the first column.
+        columns: The other columns.
+
     Raises:
         ConfigError: If they are not.
     """
-    found = sorted({len(column) for column in columns} - {length})
-    if found:
-        raise ConfigError(f"columns of a {what}'s history have {found} entries; expected {length} in each")
+    other_lengths = sorted({len(column) for column in columns} - {length})
+    if other_lengths:
+        raise ConfigError(f"columns of a {what}'s history have {other_lengths} entries; expected {length} in each")

@@ -191,7 +191,8 @@ class HostSampler:
             now_s = self._clock()
             if self._began_s is None:
                 self._began_s = now_s
-            # The last reading may follow at once on the one before it, see `_Totals.add`.
+            # `stop` takes the last reading, which may follow at once on the one before it. `_Totals.add` leaves the CPU
+            # use of such a short interval out of the peak. A quarter tells it from the regular intervals.
             self._totals.add(reading, now_s, min_interval_s=self._interval_s / 4)
 
     def usage(self) -> HostUsage:
@@ -220,6 +221,7 @@ class _Totals:
         self._num_readings = 0
         self._cpu_s = 0.0
         self._own_cpu_s = 0.0
+        """CPU time of the launcher and its descendants, without that of other programs."""
         self._cpu = Percentiles()
         self._memory = Percentiles()
         self._gpu = Percentiles()
@@ -307,9 +309,10 @@ class _Totals:
         # Without the CPU time of the job's own processes, the CPU time of all other processes is not known.
         if first.cpus is None or last.cpus is None or last.own_cpu_s is None:
             return {}
-        # The kernel counts busy time in ticks. The 1e-9 avoids a division by 0.
+        # The 1e-9 avoids a division by 0.
         duration_s = max(self._last_at - self._first_at, 1e-9)
         all_cpus_s = duration_s * (psutil.cpu_count() or 1)
+        # The kernel counts busy time in ticks.
         busy_s = (last.cpus.busy - first.cpus.busy) / os.sysconf("SC_CLK_TCK")
         others = (busy_s - self._own_cpu_s) / all_cpus_s
         waited = None if last.own_waited_s is None else (last.own_waited_s - (first.own_waited_s or 0.0)) / duration_s

@@ -116,6 +116,7 @@ def metric_line(name: str, value: float, step: int | None) -> str:
 
 def read_metric_line(line: str) -> tuple[str, float, int | None] | None:
     """Return name, value and step of a line that ends as `metric_line` returned it, or None for another line."""
+    # A line of another program may have megabytes. The line of a metric is never longer than this limit.
     found = _LINE.search(line.rstrip()[:MAX_TEXT_CHARS])
     value = None if found is None else _number(found["value"])
     if found is None or value is None:
@@ -216,6 +217,7 @@ class MetricLog:
         self._values: list[LoggedMetric] = []
         self._names: set[str] = set()
         self._version = 0
+        """Number of values that were added. A caller of `since` knows by it whether there is a new one."""
 
     def elapsed_s(self) -> float:
         """Return the seconds since the start of the run."""

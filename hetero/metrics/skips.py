@@ -59,11 +59,12 @@ class SkipLog:
         Raises:
             DatasetError: If the total exceeds ``max_skips``. The error lists the samples.
         """
-        # A batch lists only the first of its skipped samples. All of them are counted.
+        # A batch lists only the first of its skipped samples, and `num_skipped` counts all of them.
         samples = [
             SkippedSample(index=skip.index, epoch=skips.epoch, host=skips.host, exception=skip.exception)
             for skip in skips.listed
         ]
+        # Log only samples that this log lists. Thousands of bad samples would fill the host's log.
         for number, sample in enumerate(samples[: MAX_LISTED - len(self._listed)], self._count + 1):
             logger.warning("loader %s skipped %s (%d of at most %d)", self._loader, sample, number, self._max_skips)
         # Make a new tuple, because another thread may be reading the old one. The tuple is short, because every

@@ -259,12 +259,15 @@ class StepTimer:
         self._sleep = sleep
         self._lock = threading.Lock()
         self._delivered_at: float | None = None
+        """Time of the last delivery. None during a data wait, and after a pause."""
         self._begun_at: float | None = None
-        # Compute on the last batch, kept until its data wait is known.
+        """Time when ``next()`` was entered. None unless a data wait goes on."""
         self._compute_s: float | None = None
+        """Compute on the last batch, kept until the data wait after it ends. None if its end is not known."""
         self._current_samples = 0
-        # Number of steps of the last delivery.
+        """Number of samples of the last delivery."""
         self._current_steps = 1
+        """Number of steps of the last delivery."""
         self._num_steps = 0
         self._num_samples = 0
         self._batch_samples = 0
@@ -276,10 +279,11 @@ class StepTimer:
         self._step_percentiles = Percentiles()
         self._wait_percentiles = Percentiles()
         self._recent: deque[tuple[float, float]] = deque(maxlen=_NUM_RECENT)
+        """Compute and data wait of each of the latest steps."""
         self._all_steps_s = 0.0
         self._log = StepLog()
-        # By this timer's clock; set at the first delivery.
         self._run_began_s = 0.0
+        """Start of the run by this timer's clock. It is set at the first delivery."""
 
     def begin_wait(self) -> None:
         """Record that ``next()`` was entered. With an emulated accelerator, first wait for the end of the step."""

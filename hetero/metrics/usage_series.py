@@ -70,7 +70,7 @@ class SeriesLog(History[UsagePoint]):
     def series(self) -> UsageSeries:
         """Return the history so far. Values are rounded."""
         points = self.points()
-        # The columns of a series are equally long. So without a reading of the GPUs in each interval, there is none.
+        # The columns of a series are equally long. So leave out a column of the GPUs that lacks a value.
         gpu_percents = [point.gpu_percent for point in points if point.gpu_percent is not None]
         gpu_memory = [point.gpu_memory_bytes for point in points if point.gpu_memory_bytes is not None]
         return UsageSeries(

@@ -414,6 +414,13 @@ def host_table(run: RunFacts) -> tuple[list[str], list[list[str]]]:
 
 
 def _host_row(usage: HostUsage, role: str, *, is_emulated: bool) -> tuple[str, ...]:
+    """Return the cells of a host in the table of hosts.
+
+    Args:
+        usage: The resources that the host used.
+        role: Role of the host.
+        is_emulated: Whether samples were emulated. Only then a slot is one vCPU, and its time is that of the vCPU.
+    """
     busy_s, slots = usage.endpoints_busy_s, usage.endpoint_slots
     return (
         usage.host,

@@ -72,7 +72,8 @@ def lost_share(run: RunFacts) -> float:
 def excess_share(report: Report) -> float:
     """Return the excess of a run's times, see `hetero.metrics.excess`.
 
-    It is 1 - lower bound / upper bound of the step time, or without a measured step what other programs may have taken.
+    It is 1 - lower bound / upper bound of the step time. Without a measured step, it is the share of the time that
+    other programs may have taken.
     """
     times_s = None if report.headline is None else report.headline.step_time_range_s
     if times_s is None or times_s[1] <= 0:
@@ -89,7 +90,9 @@ def _least_total_s(summary: StepSummary, late_s: float) -> float:
 
 
 def upper_bounds_note(reports: Mapping[str, Report]) -> str:
-    """Return a sentence about runs whose times are only upper bounds, because other work shows. Empty without them.
+    """Return a sentence about runs that other work of the machine made longer. Empty without such runs.
+
+    The measured times of such a run are only upper bounds.
 
     Args:
         reports: The runs by name.

@@ -92,12 +92,12 @@ class CheckSession(RankSession):
         self._pool = EndpointPool(
             PoolOptions(endpoint=endpoint, token_path=token_path, in_own_session=False), self.directory.replace, on_line
         )
+        # Start the endpoints in another folder, as on a data host. They keep the folder in which they are started.
         here = Path.cwd()
-        # Endpoints run in another folder, and a module is found in this one.
+        os.chdir(folder)
+        # Python finds a module in the current folder, so let the endpoints search this folder too.
         if is_module:
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(here), os.environ.get("PYTHONPATH", ""))))
-        # An endpoint runs in the folder where it is started.
-        os.chdir(folder)
         try:
             self._pool.start()
             if not self._pool.wait_ready(seconds):

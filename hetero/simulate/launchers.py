@@ -86,11 +86,15 @@ class Launchers:
         self._commands: dict[str, HostCommand] = {}
         self._logs: dict[str, TextIO] = {}
         self._cut_logs: set[str] = set()
+        """Hosts whose log lacks lines, because the disk was full."""
         self._killed: set[str] = set()
+        """Hosts whose launcher got SIGKILL from this process."""
         self._signals = 0
+        """Requests to stop that this process has received."""
         self._status = StatusLine()
         self._relay = LineRelay(self._write)
         self._stack = contextlib.ExitStack()
+        """Restores the handlers of signals that this process had before."""
 
     def __enter__(self) -> Launchers:
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -35,7 +35,7 @@ def _run(namespace: argparse.Namespace) -> int:
     from hetero import doctor
     from hetero.cluster import find_platform
 
-    # The option is required, but the doctor needs no script.
+    # A script is a required option of a launcher, but the doctor needs none.
     environment = {"HETERO_SCRIPT": "-", **os.environ}
     parameters = find_platform(os.environ, name=namespace.platform).parameters()
     options = config.resolve_options(namespace, environment, parameters)

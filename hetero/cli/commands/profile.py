@@ -56,7 +56,7 @@ def _run(namespace: argparse.Namespace) -> int:
     label = script_label(options.script, is_module=options.module)
     output_dir = options.output_dir or Path("runs") / f"profile-{label}"
     make_output_folder(output_dir)
-    # A job may run on this machine, with a launcher at the default port. Then this launcher takes a free port.
+    # Take a free port unless the user states one, because the launcher of a job on this machine may have the default.
     has_default_port = options.port == config.LaunchOptions(script="-").port
     port = free_port() if has_default_port else options.port
     options = dataclasses.replace(options, profile=True, output_dir=output_dir, port=port)
