@@ -102,7 +102,7 @@ def compare_runs(one: Run, other: Run) -> AuditResult:
     for rank in _ranks(one, other, findings):
         sides = [load_side(run, rank) for run in runs]
         for side in sides:
-            _check(side, rank, findings)
+            _record_problems(side, rank, findings)
         _compare_loaders(f"rank {rank}, ", _tables(sides[0]), _tables(sides[1]), findings)
     # Here all ledgers have one world size, so each rank below it should have a ledger.
     absent = sorted(set(range(max(sizes, default=0))) - set(one.ledgers) - set(other.ledgers))
@@ -136,7 +136,7 @@ def _ranks(one: Run, other: Run, findings: _Findings) -> list[int]:
     return common
 
 
-def _check(side: Side, rank: int, findings: _Findings) -> None:
+def _record_problems(side: Side, rank: int, findings: _Findings) -> None:
     """Record the ledger's damage and notes, and the batches that were delivered again after a restart."""
     where = f"{side.label}, rank {rank}"
     if side.record.damage:
@@ -186,7 +186,7 @@ def _global_tables(run: Run, findings: _Findings) -> list[tuple[LoaderFacts, _Ta
     parts = []
     for rank in sorted(run.ledgers):
         side = load_side(run, rank)
-        _check(side, rank, findings)
+        _record_problems(side, rank, findings)
         absent = sorted(set(range(side.world_size)) - set(run.ledgers))
         if absent:
             raise ConfigError(

@@ -183,6 +183,7 @@ class _Reader:
         if sections and sections[0].rank != section.rank:
             raise _DamagedError(f"is of rank {section.rank}, the lines before are of rank {sections[0].rank}")
         sections.append(section)
+        # Each process numbers its loaders from 0.
         self._loaders.clear()
         self._num_batches = 0
 

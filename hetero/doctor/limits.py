@@ -102,6 +102,7 @@ def examine_memory(_snapshot: Snapshot) -> list[Diagnosis]:
             by_job[process.job_id].append(memory)
     diagnoses = []
     for job, memories in sorted(by_job.items()):
+        # The endpoints of a job share the same memory, so count it once.
         private, shared = sum(each.private_bytes for each in memories), max(each.shared_bytes for each in memories)
         largest = max(each.private_bytes for each in memories)
         found = (

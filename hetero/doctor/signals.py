@@ -19,14 +19,14 @@ from hetero.documents.diagnosis import Diagnosis, Level, error, ok, warning
 
 __all__ = ["ProcessFacts", "ancestry", "examine", "judge"]
 
-_MACHINE = {"systemd", "init", "launchd", "openrc-init", "runit", "upstart"}
-_FORWARDING = {
+_MACHINE_INITS = {"systemd", "init", "launchd", "openrc-init", "runit", "upstart"}
+_FORWARDING_PROGRAMS = {
     "catatonit", "conmon", "docker-init", "dumb-init", "mpirun", "orted", "prted", "prterun", "s6-svscan", "tini",
     "tini-static",
 }  # fmt: skip
 _SHELLS = {"ash", "bash", "busybox", "csh", "dash", "fish", "ksh", "sh", "tcsh", "zsh"}
 _INTERPRETER = "python"
-_BIT = 1 << (signal.SIGTERM - 1)
+_SIGTERM_BIT = 1 << (signal.SIGTERM - 1)
 _ADVICE = (
     "make the launcher process 1 (a container's entry point, or exec in a script), or start it with an init that "
     "forwards signals (docker run --init); until then a stop kills the job without running @hetero.on_stop, so write "
@@ -93,7 +93,7 @@ def ancestry(pid: int) -> list[ProcessFacts]:
             break
         fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
         # The kernel writes the signals that a process catches, ignores and blocks as bits of hexadecimal numbers.
-        catches, ignores, blocks = (bool(int(fields[name], 16) & _BIT) for name in ("SigCgt", "SigIgn", "SigBlk"))
+        catches, ignores, blocks = (bool(int(fields[key], 16) & _SIGTERM_BIT) for key in ("SigCgt", "SigIgn", "SigBlk"))
         # Threads of the kernel have no command line.
         words = tuple(command.rstrip("\0").split("\0")) if command else (fields["Name"].strip(),)
         chain.insert(0, ProcessFacts(pid=pid, command=words, catches=catches, ignores=ignores, blocks=blocks))
@@ -123,7 +123,7 @@ def judge(chain: Sequence[ProcessFacts], *, is_launcher: bool, is_job: bool) -> 
     if first.pid != 1:
         found = f"{who} was started beside process 1 (docker exec, nsenter), so signals to process 1 do not reach it"
         return [ok(found, path=path)]
-    if first.program in _MACHINE:
+    if first.program in _MACHINE_INITS:
         found = f"process 1 is {first.program}, so this is a whole machine: to stop {who}, signal it directly ({path})"
         return [ok(found, path=path)]
     obstacles = [words for facts in ancestors if (words := _obstacle(facts))]
@@ -138,7 +138,7 @@ def judge(chain: Sequence[ProcessFacts], *, is_launcher: bool, is_job: bool) -> 
 def _obstacle(facts: ProcessFacts) -> str:
     """Return why a process does not forward SIGTERM, or an empty text if it does."""
     # Names come before the handling of signals, because it is known how programs with these names behave.
-    if facts.program in _FORWARDING:
+    if facts.program in _FORWARDING_PROGRAMS:
         return ""
     if facts.is_toolkit:
         return f"{facts} is the platform's toolkit, which forwards no signals"

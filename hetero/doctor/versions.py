@@ -24,8 +24,8 @@ FLOORS: Mapping[str, str] = {
     "xxhash": "3.0",
 }
 """Lowest versions of the packages that hetero needs, the same as in pyproject.toml."""
-_OPTIONAL = {"torch": "2.1", "tensorflow": "2.16"}
-_SHOWN = (*FLOORS, *_OPTIONAL, "sagemaker", "sagemaker-training")
+_OPTIONAL_FLOORS = {"torch": "2.1", "tensorflow": "2.16"}
+_SHOWN = (*FLOORS, *_OPTIONAL_FLOORS, "sagemaker", "sagemaker-training")
 _NEEDED_MODULES = ("grpc", "hetero.wire.proto.control_pb2", "hetero.wire.proto.data_pb2")
 
 
@@ -97,7 +97,7 @@ def judge(installed: Mapping[str, str]) -> Iterator[Diagnosis]:
     Args:
         installed: Maps names to versions of the installed packages.
     """
-    for name, floor in {**FLOORS, **_OPTIONAL}.items():
+    for name, floor in {**FLOORS, **_OPTIONAL_FLOORS}.items():
         version = installed.get(name)
         if version is None and name in FLOORS:
             yield error(f"{name} is not installed; hetero needs it", f"pip install '{name}>={floor}'")

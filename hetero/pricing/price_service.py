@@ -19,8 +19,8 @@ from hetero.pricing.catalog import MAX_HOURLY_USD, parse_prices, read_price_file
 
 __all__ = ["PriceList", "fetch_prices", "hourly_usd", "is_ours", "refresh_file", "trained_type"]
 
-_OFFER = "AmazonSageMaker"
-_SOURCE = f"AWS price list of {_OFFER}, on demand, version"
+_SERVICE_CODE = "AmazonSageMaker"
+_SOURCE = f"AWS price list of {_SERVICE_CODE}, on demand, version"
 _TRAINING = re.compile(r"(?:[A-Z0-9]+-)?Train:(ml\.[a-z0-9-]+\.[a-z0-9]+)")
 """Matches usage types of training, such as ``EUW1-Train:ml.c5.xlarge``, but not those of warm pools or endpoints."""
 _SERVICE_REGION = "us-east-1"
@@ -87,9 +87,9 @@ def fetch_prices(region: str, client: Any = None) -> PriceList:
 
 def _products(client: Any, region: str) -> Iterator[dict[str, Any]]:
     """Yield the products of AWS's price list for a region."""
-    # The paginator raises if a token comes twice, so it ends.
+    # The paginator raises if AWS returns the same page token again. So this loop ends.
     pages = client.get_paginator("get_products").paginate(
-        ServiceCode=_OFFER,
+        ServiceCode=_SERVICE_CODE,
         Filters=[{"Type": "TERM_MATCH", "Field": "regionCode", "Value": region}],
         FormatVersion="aws_v1",
         PaginationConfig={"PageSize": 100},

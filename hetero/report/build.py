@@ -37,13 +37,14 @@ COMPUTED_ON_DATA_HOSTS = "batches computed on data hosts"
 """Event that counts the batches that data hosts computed. Missing if a data host did not report its number."""
 NOT_DELIVERED = "batches requested and not delivered"
 """Event that counts requests that were discarded, or in flight at the end, see `hetero.loaders.prefetching`."""
-_BUSY_CPU = 0.7
-_RARE_WAIT = 0.1
-_USED = {
+_BUSY_CPU_SHARE = 0.7
+_SHORT_WAIT_SHARE = 0.1
+_USED_INSTEAD = {
     ("--emulate-sample-seconds",): "preprocess with the CPUs of this machine, not with the vCPUs of their types",
     ("--emulate-step-seconds",): "compute with this machine, not with the accelerators of their types",
     tuple(EMULATION_FLAGS.values()): "work with this machine, not with the vCPUs and accelerators of their types",
 }
+"""What simulated hosts use if these flags are missing."""
 
 
 def build_report(facts: RunFacts, catalogue: Catalogue) -> Report:
@@ -100,7 +101,7 @@ def cost_objection(run: RunFacts) -> str:
         to_do = "Run the job on the machines: TensorFlow's data service emulates no vCPUs."
     else:
         to_do = f"Give {' and '.join(missing)}, or run the job on the machines."
-    return f"Costs are not known, because simulated hosts {_USED[tuple(missing)]}. {to_do}"
+    return f"Costs are not known, because simulated hosts {_USED_INSTEAD[tuple(missing)]}. {to_do}"
 
 
 def _headline(facts: RunFacts) -> Headline | None:
@@ -350,7 +351,7 @@ def _waits_are_rare(headline: Headline) -> bool:
     mean, p95, step = headline.data_wait_mean, headline.data_wait_p95, headline.step_time_mean
     if mean is None or p95 is None or step is None:
         return False
-    return p95.value < _RARE_WAIT * min(mean.value, step.value)
+    return p95.value < _SHORT_WAIT_SHARE * min(mean.value, step.value)
 
 
 def _preprocessing_vcpus(facts: RunFacts, catalogue: Catalogue) -> int | None:
@@ -398,7 +399,7 @@ def _idle_cpus(facts: RunFacts) -> str | None:
     if not usages or len(usages) != num_hosts:
         return None
     share = max((usage.cpu_percent_mean or 0.0) / (100 * usage.num_cpus) for usage in usages)
-    if share >= _BUSY_CPU:
+    if share >= _BUSY_CPU_SHARE:
         return None
     whose = "the CPUs" if is_homogeneous else "the data hosts' CPUs"
     return f"But {whose} are not busy either: {100 * share:.0f} % at most on any host."

@@ -85,8 +85,8 @@ def compare(baseline: Report, candidate: Report) -> Comparison:
         raise ConfigError(f"{which} report: no time per {per} was measured, so there is nothing to compare")
     # Collect the reasons why speed, prices or costs of the two runs cannot be compared.
     basis = "simulated" if "simulated" in (baseline.run.basis, candidate.run.basis) else "measured"
-    speed_objections = [*_unlike(baseline, candidate, base, other)]
-    price_objections = [*_other_prices(baseline, candidate)]
+    speed_objections = [*_speed_objections(baseline, candidate, base, other)]
+    price_objections = [*_price_objections(baseline, candidate)]
     cost_objections = [*_cost_objections(baseline, candidate), *price_objections]
     # The lower bound of the speed-up is the shortest time of the first run / the longest time of the second run.
     speedup = saving = break_even = None
@@ -135,7 +135,7 @@ def _times_per_unit(headline: Headline, per: str) -> tuple[float, float] | None:
     return sample_s * times_s[0] / times_s[1], sample_s
 
 
-def _unlike(baseline: Report, candidate: Report, base: Headline, other: Headline) -> Iterator[str]:
+def _speed_objections(baseline: Report, candidate: Report, base: Headline, other: Headline) -> Iterator[str]:
     """Yield reasons why the times of the two runs are not times of the same work."""
     first, second = baseline.run, candidate.run
     if first.basis != second.basis:
@@ -169,7 +169,7 @@ def _cost_objections(baseline: Report, candidate: Report) -> Iterator[str]:
             yield f"The {which} run failed (exit code {report.run.exit_code}). Compare runs that ended well."
 
 
-def _other_prices(baseline: Report, candidate: Report) -> Iterator[str]:
+def _price_objections(baseline: Report, candidate: Report) -> Iterator[str]:
     """Yield a sentence for each instance type whose price differs between the runs."""
     known = {price.instance_type: price.hourly_usd for price in baseline.cost.prices}
     for price in candidate.cost.prices:

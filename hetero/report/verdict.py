@@ -97,7 +97,8 @@ def _obstacle(comparison: Comparison) -> str:
     headlines = {"first": comparison.baseline.headline, "second": comparison.candidate.headline}
     ranges_s = {which: headline.step_time_range_s for which, headline in headlines.items() if headline is not None}
     known_s = {which: range_s for which, range_s in ranges_s.items() if range_s is not None}
-    which, (low_s, high_s) = max(known_s.items(), key=lambda item: item[1][1] / item[1][0])
+    which = max(known_s, key=lambda name: known_s[name][1] / known_s[name][0])
+    low_s, high_s = known_s[which]
     return (
         f"a step of the {which} run took {seconds_text(high_s)} with the other work of this machine, and would take "
         f"{seconds_text(low_s)} or more without it."

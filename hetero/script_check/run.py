@@ -39,9 +39,9 @@ from hetero.system.scripts import find_script
 
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)|line (\d+) of (\S+)|in (\S+\.py):(\d+)')
 """The three forms in which tracebacks and messages of hetero name a file and a line."""
-_SAMPLER = re.compile(r"sampler (\w+) ")
-_CHANGED = re.compile(r"(?:global )?(\S+) has another value on ")
-_PURE = (
+_SAMPLER_NAME = re.compile(r"sampler (\w+) ")
+_CHANGED_VALUE = re.compile(r"(?:global )?(\S+) has another value on ")
+_HOW_TO_BE_PURE = (
     "A sample may depend on its index and on the global generators of random, NumPy and torch, which hetero seeds for "
     "each sample. Seed a generator of the data set's own in a method on_seed(self, key). Compute what changes from "
     "sample to sample, such as a counter or the place in a file, from the index."
@@ -49,7 +49,7 @@ _PURE = (
 _LOGGERS_OF_ERRORS = ("hetero.reader", "hetero.endpoint", "hetero.pool", "hetero.torch.passes")
 
 
-class _Found:
+class _FindingsFile:
     """The findings so far, which are written after each one, because the process may be ended at any time."""
 
     def __init__(self, output: Path, script: Path) -> None:
@@ -69,7 +69,7 @@ class _Found:
         findings = [dataclasses.asdict(each) for each in self.findings]
         write_text(self._output, json.dumps({"findings": findings, "num_batches": num_batches}))
 
-    def at(self, text: str, frames: Sequence[traceback.FrameSummary]) -> Iterator[tuple[str, int]]:
+    def places(self, text: str, frames: Sequence[traceback.FrameSummary]) -> Iterator[tuple[str, int]]:
         """Yield file and line of places in the user's files: those that a text names, then those of stack frames.
 
         The last place of each comes first, because it is nearest to the cause. There is at least one place.
@@ -96,7 +96,7 @@ class _Found:
             line = traceback.format_exception_only(type(error), error)[-1].strip()
             self.add(
                 Finding(
-                    *next(self.at("", frames)),
+                    *next(self.places("", frames)),
                     f"the script raises {line}",
                     "What comes after it was not checked. Check with arguments that work on this machine.",
                 )
@@ -113,12 +113,12 @@ class _Found:
             causes = impure_lines(self.folder)
             for cause_place, why in causes:
                 what = f"samples differ when they are computed again; a possible cause is {why}"
-                self.add(Finding(*cause_place, what, _PURE))
+                self.add(Finding(*cause_place, what, _HOW_TO_BE_PURE))
             if causes:
                 return
-            place, rest = method_line("__getitem__", self.folder), rest or _PURE
+            place, rest = method_line("__getitem__", self.folder), rest or _HOW_TO_BE_PURE
         # The script changes a global or an attribute after its import.
-        elif changed := _CHANGED.match(first):
+        elif changed := _CHANGED_VALUE.match(first):
             place = change_line(changed[1], self.folder)
         # The import of the script does not register the data set.
         elif "registers no data set" in first or "no data set named" in first:
@@ -127,13 +127,13 @@ class _Found:
         # hetero rejects the content of a batch. No exception names a line, so point to the code that made the batch.
         elif not trace and isinstance(error, DatasetError):
             place = method_line("collate_fn", self.folder) or method_line("__getitem__", self.folder)
-        self.add(Finding(*(place or next(self.at(trace or str(error), frames))), first, rest))
+        self.add(Finding(*(place or next(self.places(trace or str(error), frames))), first, rest))
 
 
 class _Warnings(logging.Handler):
     """Records what hetero warns of, with the line of the script that was running."""
 
-    def __init__(self, found: _Found) -> None:
+    def __init__(self, found: _FindingsFile) -> None:
         super().__init__(logging.WARNING)
         self._found = found
 
@@ -146,11 +146,11 @@ class _Warnings(logging.Handler):
         # The first sentence of a warning says what was found, and the others what to do.
         first, _, rest = text.partition(". ")
         place: tuple[str, int] | None = None
-        if sampler := _SAMPLER.match(text):
+        if sampler := _SAMPLER_NAME.match(text):
             place = call_line(sampler[1], self._found.folder)
-        elif changed := _CHANGED.match(text):
+        elif changed := _CHANGED_VALUE.match(text):
             place = change_line(changed[1], self._found.folder)
-        self._found.add(Finding(*(place or next(self._found.at(text, traceback.extract_stack()))), first, rest))
+        self._found.add(Finding(*(place or next(self._found.places(text, traceback.extract_stack()))), first, rest))
 
 
 def main(output: str, seconds: str, *words: str) -> int:
@@ -164,7 +164,7 @@ def main(output: str, seconds: str, *words: str) -> int:
     is_module = words[0] == "-m"
     script, *arguments = words[1:] if is_module else words
     path = find_script(script, is_module=is_module)
-    found = _Found(Path(output), path)
+    found = _FindingsFile(Path(output), path)
     logging.getLogger("hetero").addHandler(_Warnings(found))
 
     with tempfile.TemporaryDirectory() as folder:
@@ -182,6 +182,7 @@ def main(output: str, seconds: str, *words: str) -> int:
             # 0 batches were compared. None would mean that the process ended before it could write this.
             found.write(0)
             return 0
+        # The script's loaders find this session, as they find that of a launcher in a job.
         sessions.use(session)
         # The script may run for hours, so another thread ends the check.
         timer = threading.Timer(float(seconds), _end, (found, session))
@@ -202,7 +203,7 @@ def main(output: str, seconds: str, *words: str) -> int:
     return 0
 
 
-def _end(found: _Found, session: CheckSession) -> None:
+def _end(found: _FindingsFile, session: CheckSession) -> None:
     """Record what the source shows, and end this process, because the script's threads may run on."""
     for finding in static_findings(found.folder):
         found.add(finding)

@@ -141,6 +141,7 @@ class CheckSession(RankSession):
         Raises:
             SystemExit: To end the script. Stop callbacks do not run, because they would write checkpoints.
         """
+        # Each loader has its own timer.
         self._num_steps[id(timer)] += 1
         # A pass takes one call more than it has batches, which finds its end.
         if self._num_steps[id(timer)] > _PASSES * (_PASS_BATCHES + 1):

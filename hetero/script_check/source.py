@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 _OWN_GENERATORS = frozenset({"default_rng", "RandomState", "Random", "SystemRandom", "Generator"})
-_SETS_SEED = frozenset({"manual_seed", "seed", "on_seed"})
+_SEEDING_NAMES = frozenset({"manual_seed", "seed", "on_seed"})
 _UNSEEDED_FUNCTIONS = frozenset(
     {
         *("urandom", "token_bytes", "token_hex", "randbelow", "uuid1", "uuid4", "getpid", "gethostname"),
@@ -164,11 +164,11 @@ def _name(call: ast.Call) -> str:
 
 def _unseeded_generators(used: Reach, folder: str) -> Iterator[Finding]:
     """Yield the calls in the code of the data sets that make a generator without a seed."""
+    # Code that seeds any generator may seed these.
+    if _SEEDING_NAMES & (used.names | {code.co_name for code in used.functions}):
+        return
     for file, call in _calls(used, folder):
         if _name(call).rpartition(".")[2] in _OWN_GENERATORS and not call.args and not call.keywords:
-            # Code that seeds a generator may seed this one.
-            if _SETS_SEED & (used.names | {code.co_name for code in used.functions}):
-                continue
             yield Finding(
                 file,
                 call.lineno,

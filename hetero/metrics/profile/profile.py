@@ -44,7 +44,7 @@ MAX_VALUES = 1024
 # The limits are far above what a real job needs. The least time keeps plans from a division by 0.
 _MAX_S = 86_400.0
 """A day, for a step, a sample, or the build of a data set."""
-_LEAST_S = 1e-9
+_LEAST_TIME_S = 1e-9
 _MAX_SAMPLE_BYTES = 1e12
 _FIGURES = {
     "rank_cpu_cores": ("CPU", 4096.0),
@@ -117,9 +117,9 @@ class ConcurrencyPoint:
     """Throughput of a number of processes that preprocess at the same time on one host."""
 
     num_processes: int = field(metadata=limits(minimum=1, maximum=4096))
-    samples_per_s: float = field(metadata=limits(minimum=1 / _MAX_S, maximum=1 / _LEAST_S))
+    samples_per_s: float = field(metadata=limits(minimum=1 / _MAX_S, maximum=1 / _LEAST_TIME_S))
     """Samples per second of all processes together."""
-    cpu_s_per_sample: float = field(metadata=limits(minimum=_LEAST_S, maximum=_MAX_S))
+    cpu_s_per_sample: float = field(metadata=limits(minimum=_LEAST_TIME_S, maximum=_MAX_S))
     """CPU seconds per sample. It grows with the number of processes if they share memory bandwidth or cores."""
 
 
@@ -267,9 +267,9 @@ def check_figures(profile: Profile) -> None:
                 raise ConfigError(f"the profile's {found}; expected 0 to {maximum:g} {unit}{_TO_DO}")
     times_s = {f"{path}sample_cpu_s": each.sample_cpu_s for path, each in supply.items()}
     for path, spread in {"training.step_s": training.step_s, **times_s}.items():
-        if spread.mean < _LEAST_S:
+        if spread.mean < _LEAST_TIME_S:
             raise ConfigError(
-                f"the profile's {path}.mean is {spread.mean:g} s; expected {_LEAST_S:g} s or more{_TO_DO}"
+                f"the profile's {path}.mean is {spread.mean:g} s; expected {_LEAST_TIME_S:g} s or more{_TO_DO}"
             )
     for path, each in supply.items():
         # The numbers of processes must ascend, because other orders ended with a ZeroDivisionError in the model.

@@ -89,9 +89,10 @@ def _facts(profile: Profile) -> str:
     """Return the table about the profile: command, hosts, batch, processes."""
     training = profile.training
     ranks = f"{counted(training.num_hosts, 'host')} with {counted(training.ranks_per_host, 'rank')}"
+    origin = " from the report of a run" if profile.origin == "report" else ""
     rows = [
         ("command", code_span(profile.command)),
-        ("measured", f"{code_span(profile.measured_at)}{' from the report of a run' * (profile.origin == 'report')}"),
+        ("measured", f"{code_span(profile.measured_at)}{origin}"),
         ("trainer hosts", f"{ranks}, {counted(training.vcpus, 'vCPU')}, type {code_span(training.instance_type)}"),
         ("batch", f"{counted(training.batch_samples, 'sample')} per rank"),
         ("processes that fetch", f"{training.num_local_processes} per trainer host"),
