@@ -116,7 +116,8 @@ class Launchers:
     def start(self, host: SimulatedHost, command: HostCommand) -> None:
         """Start the launcher of one host."""
         self._logs[host.name] = (host.root / "log.txt").open("w", encoding="utf-8", buffering=1)
-        # Do not pass on variables that set options. This process has read them, and launchers get options as flags.
+        # Do not pass on variables that set options. This process has read them, and launchers get options as flags. The
+        # simulated job also has its own token, and its own description of the cluster.
         option_names = {f"HETERO_{field.name.upper()}" for field in dataclasses.fields(LaunchOptions)}
         inherited = {
             name: value
@@ -136,8 +137,9 @@ class Launchers:
         # Stop the wait after a kill. A killed launcher that still runs waits for a device, and a simulation once waited
         # for it for ever.
         while self._running() and not self._killed:
-            # This loop polls its children, so it needs no event.
+            # No event announces the end of a launcher, so poll.
             time.sleep(POLL_S)
+            # This process is the parent of processes whose launcher has ended, see `__enter__`.
             reap_adopted()
             self._status.draw()
             # A handler of signals only counts them, so they are handled here.

@@ -93,7 +93,8 @@ def simulate(
         raise ConfigError(
             f"--vcpus {unused}={vcpus[unused]}: no group has that type; expected one of {', '.join(types)}"
         )
-    flags = to_flags(dataclasses.replace(options, output_dir=None, emulate_vcpus=None))
+    # Only the number of emulated vCPUs differs between groups.
+    flags = to_flags(dataclasses.replace(options, emulate_vcpus=None))
     flags_of_group = {}
     for group in groups:
         num_vcpus = emulated_vcpus(options, group, vcpus)
@@ -354,6 +355,7 @@ def _collect(hosts: Sequence[SimulatedHost], output_dir: Path) -> None:
         (output_dir / name).unlink(missing_ok=True)
         for host in hosts:
             source = folders_below(host.base_dir).output / host.name / name
+            # A script may have put a link there, which may lead to any file.
             if source.is_file() and not source.is_symlink():
                 shutil.copyfile(source, output_dir / name)
                 break
