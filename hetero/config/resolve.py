@@ -100,10 +100,11 @@ def _of_hetero(parameters: Mapping[Any, object]) -> dict[str, object]:
 
 def _from_flags(namespace: argparse.Namespace, kind: type[ReportOptions]) -> dict[str, object]:
     """Return the options of a class that the command line states."""
-    stated = {field: getattr(namespace, field.name, None) for field in dataclasses.fields(kind)}
+    values = {field: getattr(namespace, field.name, None) for field in dataclasses.fields(kind)}
+    # argparse has None or an empty list for a flag that was not given.
     return {
         field.name: _convert(field, value, flag_of(field))
-        for field, value in stated.items()
+        for field, value in values.items()
         if value not in (None, [], ())
     }
 

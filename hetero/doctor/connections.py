@@ -92,7 +92,8 @@ def _refused(problem: OSError, target: str, owner: str) -> Diagnosis:
     if problem.errno != errno.EADDRINUSE:
         return error(f"{target} cannot be bound: {os.strerror(problem.errno or 0)} (HET-23)", "choose another --port")
     launchers = [process.pid for process in find_processes() if process.kind == "launcher"]
-    # The launcher may belong to the job that is examined, because the examination also works while a job runs.
+    # `owner` begins with the id of the process. The launcher may belong to the job that is examined, because the
+    # examination also works while a job runs.
     if any(owner.startswith(f"process {pid} ") for pid in launchers):
         to_do = "keep it if it is this job's launcher; otherwise end it, or give every host of the job another --port"
         return warning(f"{target} is taken: {owner} listens on it", to_do)
@@ -139,6 +140,7 @@ def _judge(matrix: _Matrix, control: str, other: str) -> list[Diagnosis]:
         hosts_by_results.setdefault((row[control], row[other]), []).append(host)
     meanings = [_meaning(listing(hosts), control, other, *results) for results, hosts in hosts_by_results.items()]
     diagnoses = [meaning for meaning in meanings if meaning is not None]
+    # A host that refuses a connection was reached too.
     num_reached = sum(set(row.values()) <= {_ANSWERS, _REFUSES} for row in matrix.values())
     found = f"reached {num_reached} of {len(matrix)} other hosts"
     if num_reached == len(matrix):

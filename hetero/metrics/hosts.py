@@ -315,6 +315,7 @@ class _Totals:
         # The kernel counts busy time in ticks.
         busy_s = (last.cpus.busy - first.cpus.busy) / os.sysconf("SC_CLK_TCK")
         others = (busy_s - self._own_cpu_s) / all_cpus_s
+        # The sum of the waits is None until a thread has waited.
         waited = None if last.own_waited_s is None else (last.own_waited_s - (first.own_waited_s or 0.0)) / duration_s
         return {
             "cpu_others": min(1.0, max(0.0, others)),

@@ -172,6 +172,7 @@ def _plan_text(report: Report, expected: Expectation) -> str:
     times_s = report.headline.step_time_range_s if report.headline else None
     if report.plan_error is None or times_s is None:
         return f"{text}. The run measured no step."
+    # Of the two bounds of the step time, the upper one is the measured time.
     error = report.plan_error.value
     share = f"{100 * abs(error):.1f} % {'more' if error > 0 else 'less'}"
     text += (
@@ -408,6 +409,7 @@ def host_table(run: RunFacts) -> tuple[list[str], list[list[str]]]:
         *("shared by them", "sent", "received", "GPU", "GPU memory"),
     )
     roles = run.host_roles
+    # A report has the options as texts, so an option that was not given is the text "None".
     is_emulated = run.options.get("emulate_sample_s", "None") != "None"
     rows = [_host_row(usage, roles.get(usage.host, NOT_KNOWN), is_emulated=is_emulated) for usage in run.hosts]
     return _known_columns(header, rows)
