@@ -262,7 +262,7 @@ def _pairs(ours: Sequence[LoaderFacts], theirs: Sequence[LoaderFacts]) -> Iterat
     A loader without a match is paired with None.
     """
     free_ours, free_theirs = list(range(len(ours))), list(range(len(theirs)))
-    # The second round matches by name, so that loaders whose seed or arguments differ are compared, and the difference
+    # The second round matches by name. So loaders whose seed or arguments differ are compared, and the difference
     # is reported.
     for alike in (operator.attrgetter("identity"), operator.attrgetter("name")):
         for mine in list(free_ours):

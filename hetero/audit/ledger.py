@@ -12,7 +12,7 @@ The kernel receives a batch's line before the script receives the batch, so a ki
 that finds a ledger of its rank appends to it. This happens after a restart, and when a run is resumed.
 
 The chain shows whether the file was damaged. It also shows whether lines were changed, unless the chain values of all
-later lines were computed again. So the chain is no signature. To protect a ledger, store its last chain value, which
+later lines were computed again. So the chain is not a signature. To protect a ledger, store its last chain value, which
 the log contains, in a place that others cannot change.
 """
 
@@ -242,7 +242,7 @@ class Ledger:
             except BlockingIOError:
                 raise OSError("another process is writing it") from None
             except OSError as error:
-                # The file system has no locks, so go on without one.
+                # The file system lacks locks, so go on without one.
                 logger.info("ledger %s: cannot be locked (%s)", self.path, error)
             self._size, self._chain = _resume(descriptor)
         except BaseException:

@@ -63,7 +63,7 @@ def number(flag: str, text: str, expected: str, *, above: float = 0.0, most: flo
     Raises:
         ConfigError: If the text is not such a number.
     """
-    # A text that is no number becomes NaN. The check below rejects NaN, because it is within no bounds.
+    # A text that is not a number becomes NaN. The check below rejects NaN, because it is within no bounds.
     try:
         value = float(text)
     except ValueError:

@@ -111,7 +111,7 @@ def time_scale(env: Mapping[str, str]) -> float:
         ConfigError: If the value is not a number in (0, 100].
     """
     text = env.get("HETERO_TIME_SCALE") or "1"
-    # A text that is no number becomes 0 here, which the check below rejects.
+    # A text that is not a number becomes 0 here, which the check below rejects.
     try:
         scale = float(text)
     except ValueError:

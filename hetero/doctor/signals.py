@@ -48,7 +48,7 @@ class ProcessFacts:
     def program(self) -> str:
         """Name of the program. For an interpreter that runs a script, the name of the script."""
         names = [PurePath(word).name for word in self.command] or [""]
-        # With -c, the code is in the command line and has no name.
+        # With -c, the code is in the command line and lacks a name.
         if names[0].startswith(_INTERPRETER) and "-c" not in names[1:2]:
             return next((name for name in names[1:] if name and not name.startswith("-")), names[0])
         # The name of a login shell begins with a dash.
@@ -94,7 +94,7 @@ def ancestry(pid: int) -> list[ProcessFacts]:
         fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
         # The kernel writes the signals that a process catches, ignores and blocks as bits of hexadecimal numbers.
         catches, ignores, blocks = (bool(int(fields[key], 16) & _SIGTERM_BIT) for key in ("SigCgt", "SigIgn", "SigBlk"))
-        # Threads of the kernel have no command line.
+        # Threads of the kernel lack a command line.
         words = tuple(command.rstrip("\0").split("\0")) if command else (fields["Name"].strip(),)
         chain.insert(0, ProcessFacts(pid=pid, command=words, catches=catches, ignores=ignores, blocks=blocks))
         pid = int(fields["PPid"])

@@ -13,7 +13,7 @@ from hetero.wire.tls import Tls
 __all__ = ["examine"]
 
 _UNREAD_NAME = "hetero_token"
-"""Name of a variable or hyperparameter in which users put a token. hetero reads the token only from a file."""
+"""Name of a variable or hyperparameter. Some users put a token there, but hetero reads a token only from a file."""
 
 
 def examine(snapshot: Snapshot) -> list[Diagnosis]:

@@ -92,8 +92,8 @@ def without_middle(text: str, max_bytes: int, *, mark: str = " ... cut ... ") ->
     """Return the text in at most ``max_bytes`` bytes of UTF-8. ``mark`` replaces the middle of a longer text.
 
     A quarter of the bytes stays before the mark, and the rest stays after it, because the end of a traceback tells
-    most. The limit must be larger than twice the mark, so that text stays on both sides. Halves of surrogate pairs are
-    escaped.
+    most. The limit must be larger than twice the mark, because text must stay on both sides. Halves of surrogate pairs
+    are escaped.
     """
     data, mark_bytes = text.encode(errors="backslashreplace"), mark.encode()
     if len(data) <= max_bytes:

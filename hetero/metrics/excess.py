@@ -6,7 +6,7 @@ may be due to these causes. A report, a profile, a canary run and a study treat 
 
     always             the interval of a time begins at (1 - excess) x time
     > SMALL_EXCESS     the first sentence of the answer states the excess
-    > MAX_EXCESS       there is no answer, because it would mostly describe the other work
+    > MAX_EXCESS       no answer, because it would mostly describe the other work
 """
 
 from __future__ import annotations

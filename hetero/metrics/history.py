@@ -37,7 +37,8 @@ class History(Generic[Point]):
 
     def add(self, point: Point) -> None:
         """Add the next point. If the history is full, merge each two neighbours."""
-        # A full history has merged its points, so new points are merged too, until they cover as much as an old point.
+        # A full history has merged its points. So merge new points too, until each covers the same number of added
+        # points.
         self._pending = point if self._pending is None else self._merge(self._pending, point)
         self._num_pending += 1
         if self._num_pending < self._num_per_point:

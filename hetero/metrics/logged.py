@@ -84,7 +84,7 @@ def check_value(name: object, value: object, step: object) -> tuple[str, float, 
         raise ConfigError(
             f"log_metric: name is {printable(repr(name), max_chars=60)}; expected {_NAME_LIMITS['expected']}"
         )
-    # A value that is no number becomes NaN here, so that the check below rejects it.
+    # A value that is not a number becomes NaN here, and the check below rejects NaN.
     try:
         # Reject texts, because float() would accept a text such as "0.9".
         number = math.nan if isinstance(value, (str, bytes)) else float(value)  # type: ignore[arg-type]
@@ -98,7 +98,7 @@ def check_value(name: object, value: object, step: object) -> tuple[str, float, 
         )
     if step is None:
         return name, number, None
-    # A step that is no whole number becomes -1 here, so that the check below rejects it.
+    # A step that is not a whole number becomes -1 here, and the check below rejects -1.
     try:
         count = operator.index(step)  # type: ignore[arg-type]
     except TypeError:
@@ -155,7 +155,7 @@ class MetricPattern:
 
 
 def _number(text: str) -> float | None:
-    """Return the number in a text, or None if the text is no number or the number is not finite."""
+    """Return the number in a text, or None if the text is not a number, or the number is not finite."""
     try:
         value = float(text)
     except ValueError:

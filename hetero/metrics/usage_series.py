@@ -91,7 +91,7 @@ def _merged(first: UsagePoint, second: UsagePoint) -> UsagePoint:
     def mean(value: float, other: float) -> float:
         return (value * first.duration_s + other * second.duration_s) / total_s
 
-    # A GPU that cannot be read any more has no reading in later points. The mean utilisation needs both readings. One
+    # If a GPU can no longer be read, later points lack its reading. The mean utilisation needs both readings. One
     # reading is enough for the largest memory.
     has_gpus = first.gpu_percent is not None and second.gpu_percent is not None
     gpu_memory = [point.gpu_memory_bytes for point in (first, second) if point.gpu_memory_bytes is not None]

@@ -244,7 +244,7 @@ def _show(key: object) -> str:
 
 
 def _parse_text(content: dict[Any, Any], key: str, where: str) -> str | None:
-    """Return the text of a key, None without the key. Raise `ConfigError` if the value is no short text."""
+    """Return the text of a key, None without the key. Raise `ConfigError` if the value is not a short text."""
     value = content.get(key)
     # YAML turns dates and years into these types.
     if isinstance(value, (dt.date, int)) and not isinstance(value, bool):

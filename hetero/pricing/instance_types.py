@@ -190,6 +190,6 @@ def _parse_row(row: dict[str, Any], sources: Mapping[str, FactSource], defaults:
         defaults: Key of the default source of each group.
     """
     keys = {**defaults, **row["sources"]}
-    # A group without a known fact has no source.
+    # A group without a known fact lacks a source.
     stated = {group: sources[keys[group]] for group, names in FACT_GROUPS.items() if not row.keys().isdisjoint(names)}
     return InstanceTypeInfo(**{**row, "sources": stated})

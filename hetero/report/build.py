@@ -343,7 +343,7 @@ def _data_advice(facts: RunFacts, headline: Headline, busy: float, vcpus: int | 
 
 
 def _waits_are_rare(headline: Headline) -> bool:
-    """Return whether 19 of 20 steps hardly wait, so that a few long waits make up the mean.
+    """Return whether 19 of 20 steps hardly wait, and a few long waits make up the mean.
 
     More vCPUs need not make such waits shorter. A wait counts as short if it is much shorter than the mean wait and the
     mean step. A wait that is long for a step is never short, however long the other waits are.

@@ -98,7 +98,7 @@ def compare(baseline: Report, candidate: Report) -> Comparison:
     if baseline.cost.hourly is not None and candidate.cost.hourly is not None and not price_objections:
         ratio = cost.break_even_speedup(candidate.cost.hourly.value, baseline.cost.hourly.value)
         break_even = Figure(value=ratio, unit="1", basis="modelled")
-        # The second run costs ratio / speed-up times as much as the first.
+        # A run costs its hourly price times its time. So cost of the second / cost of the first = ratio / speed-up.
         if speedup is not None and not cost_objections:
             saving = Range(low=1 - ratio / speedup.low, high=1 - ratio / speedup.high, basis=basis)
     return Comparison(

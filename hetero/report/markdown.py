@@ -373,7 +373,7 @@ def _skip_section(report: Report) -> Iterator[str]:
 
 
 def _cost_text(report: Report) -> str:
-    """Return the costs of a run, or why it has none, and the prices."""
+    """Return the costs of a run, or why they are not known, and the prices."""
     cost = report.cost
     figures = [("All hosts, per hour", cost.hourly)]
     objection = cost_objection(report.run)

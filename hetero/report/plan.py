@@ -58,7 +58,7 @@ STEPS_OF_SPENDING = (
 )
 """What a cluster has in addition to the trainer hosts of the profile, from the cheapest to the most expensive.
 
-A form of the batches with fewer bytes is no separate step, because only batches from data hosts travel.
+A form of the batches with fewer bytes is not a separate step, because only batches from data hosts travel.
 """
 AS_IS = "as is"
 UINT8 = "uint8"

@@ -195,7 +195,7 @@ def main(output: str, seconds: str, *words: str) -> int:
                 found.add_error(RuntimeError(f"SystemExit: {error.code}"))
         except BaseException as error:  # noqa: BLE001 - whatever the script raises
             traceback.print_exc()
-            # Passes are short during the check. A loop that counts its steps may raise for this reason, which is no
+            # Passes are short during the check. A loop that counts its steps may raise for this reason, which is not a
             # finding.
             if isinstance(error, HeteroError) or not session.may_have_shortened:
                 found.add_error(error)

@@ -245,7 +245,7 @@ class Launchers:
             return
         self._status.clear()
         # A launcher starts each line of its host with the group and the host. If process 1 is another program, such as
-        # SageMaker's toolkit, it also writes lines of its own, which lack this prefix.
+        # SageMaker's toolkit, its own lines lack this prefix.
         lacks_prefix = self._commands[name].is_process_1 and not line.startswith("[")
         logs.write_line(f"[{self._groups[name]} {name}] {line}" if lacks_prefix else line)
 
@@ -270,7 +270,7 @@ def _handles(pid: int, number: int) -> bool:
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     except OSError:
         return False
-    # The kernel writes the caught signals as the bits of a hexadecimal number. Bit 0 stands for signal 1.
+    # The kernel writes the caught signals as the bits of a hexadecimal number. Bit 0 is that of signal 1.
     caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
     return bool(int(caught, 16) >> (number - 1) & 1)
 

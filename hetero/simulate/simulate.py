@@ -253,7 +253,7 @@ def locked_folder(path: Path, writer: str = "simulation") -> Iterator[None]:
     except BlockingIOError:
         os.close(descriptor)
         raise ConfigError(f"another {writer} writes to {path}; wait for it, or give another --output-dir") from None
-    # Some file systems have no locks, and NFS locks no folders.
+    # Some file systems lack locks, and NFS locks only files.
     except OSError as error:
         logger.info("cannot lock %s (%s); make sure that no other %s writes there", path, error, writer)
     try:

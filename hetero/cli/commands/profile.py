@@ -107,7 +107,7 @@ def _check_type(instance_type: str, options: config.LaunchOptions) -> None:
 
 @contextlib.contextmanager
 def shown_page(folder: Path) -> Iterator[None]:
-    """Print the page that a profile run has written into a folder, or print that there is none."""
+    """Print the page that a profile run has written into a folder, or print that it has written no profile."""
     from hetero.launch.reporting.profiling import TEXT_FILE_NAME
     from hetero.metrics.profile.profile import PROFILE_FILE_NAME
 

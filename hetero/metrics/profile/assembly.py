@@ -120,7 +120,7 @@ def assemble_profile(ranks: Mapping[int, RankPart], hosts: Sequence[HostPart], f
             "Steps take several batches at once, so the wait for each of them is not known. The data wait is the time "
             "of the steps as the job ran minus that of the steps on repeated batches."
         )
-    # All ranks run the same script, so the first one stands for all in figures that the script decides.
+    # All ranks run the same script, so take figures that the script decides from the first rank.
     first_rank = ranks[min(ranks)]
     cores = [part.cpu_cores for part in ranks.values() if part.cpu_cores is not None]
     gpu_percents = [part.gpu_percent for part in ranks.values() if part.gpu_percent is not None]

@@ -293,7 +293,7 @@ def load_profile(path: str | Path) -> Profile:
 
 
 def write_profile(profile: Profile, path: Path) -> None:
-    """Write a profile to a file, of which other programs never see a part.
+    """Write a profile to a file. Other programs never see a part of the file.
 
     Raises:
         OSError: If the file cannot be written.

@@ -41,7 +41,7 @@ def first_sentence(profile: Profile) -> str:
 
     The figures are the samples/s that the accelerators could use, the samples/s that the CPUs of a host make, and the
     share of each step that is a wait for data. If other work of the machine may have taken much of the measured times,
-    the sentence says so instead.
+    the sentence states that instead.
     """
     training, supply = profile.training, profile.supply[0]
     disturbed = least = ""
