@@ -134,18 +134,8 @@ class PricePerformance:
 
 def price_performance_table(rows: Sequence[PricePerformance]) -> str:
     """Return the table that compares runs. Its costs are in USD per 1,000 steps, as in the published comparison."""
-    header = (
-        "run",
-        "hosts",
-        "USD/h",
-        "step",
-        "samples/s",
-        "USD/1,000 steps",
-        "USD/million samples",
-        "speed-up",
-        "saving",
-        "",
-    )
+    times, costs = ("step", "samples/s"), ("USD/1,000 steps", "USD/million samples")
+    header = ("run", "hosts", "USD/h", *times, *costs, "speed-up", "saving", "")
     cells = [
         (
             row.name,
