@@ -46,6 +46,7 @@ def _headline(result: AuditResult) -> str:
 
 
 def _listed(texts: tuple[str, ...]) -> list[str]:
+    """Return the first texts as lines of a list, and a line with the number of the others."""
     left = len(texts) - _MAX_SHOWN
     return [f"  {text}" for text in texts[:_MAX_SHOWN]] + ([f"  and {left} more"] if left > 0 else [])
 

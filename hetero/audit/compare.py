@@ -347,11 +347,13 @@ def _common(
 
 
 def _place(key: Sequence[Any]) -> str:
+    """Return a place in words. A key has its epoch, position and visit."""
     again = f", time {int(key[2]) + 1}" if key[2] else ""
     return f"epoch {epoch_text(int(key[0]))}, position {int(key[1])}{again}"
 
 
 def _span(table: _Table, start: int = 0) -> str:
+    """Return in words how many batches a table has from a row on, and their first and last place."""
     count = len(table.keys) - start
     if not count:
         return "none"

@@ -276,7 +276,7 @@ class Ledger:
         return True
 
     def _give_up(self, why: str, what: str) -> None:
-        """Log the first reason and close the file, so that later batches are only counted as lost."""
+        """Log the first reason and close the file. Later batches are only counted as lost."""
         if not self._has_given_up:
             logger.error("the ledger %s %s; %s, and training continues", self.path, why, what)
         self._has_given_up = True

@@ -227,6 +227,7 @@ class _Reader:
 
 
 def _whole(entry: Mapping[str, Any], name: str) -> int:
+    """Return a whole number of a line, or raise `_DamagedError`."""
     value = entry.get(name)
     if type(value) is not int or not 0 <= value < 2**63:
         raise _DamagedError(f"has {name} {value!r:.40}, expected a whole number")
@@ -234,6 +235,7 @@ def _whole(entry: Mapping[str, Any], name: str) -> int:
 
 
 def _digest(entry: Mapping[str, Any], name: str) -> bytes:
+    """Return a digest of a line, or raise `_DamagedError`."""
     value = entry.get(name)
     if not isinstance(value, str) or not _DIGEST.fullmatch(value):
         raise _DamagedError(f"has {name} {value!r:.40}, expected 32 hexadecimal digits")

@@ -124,6 +124,7 @@ def _by_job(processes: Iterable[OwnProcess]) -> dict[str, list[int]]:
 
 
 def _failure(snapshot: Snapshot) -> Iterator[Diagnosis]:
+    """Yield a warning if the failure file of an earlier run is still there."""
     path = snapshot.platform.folders.failure
     if path.is_file():
         found = f"a failure file of an earlier run exists: {path}"

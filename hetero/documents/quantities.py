@@ -23,7 +23,9 @@ def seconds_text(value: float | None) -> str:
 
 def number_text(value: float | None) -> str:
     """Return a number, with a decimal place below 100 and with separators of thousands."""
-    return NOT_KNOWN if value is None else f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
+    if value is None:
+        return NOT_KNOWN
+    return f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
 
 
 def bytes_text(value: float | None) -> str:

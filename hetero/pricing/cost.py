@@ -60,6 +60,7 @@ def relative_error(predicted: float, actual: float) -> float:
 
 
 def _positive(name: str, value: float) -> float:
+    """Return the value. Raise `ConfigError` unless it is finite and above 0."""
     if not (math.isfinite(value) and value > 0):
         raise ConfigError(f"{name} is {value}; it must be finite and above 0")
     return value

@@ -115,6 +115,7 @@ def _headline(facts: RunFacts) -> Headline | None:
         return None
 
     def time_and_steps(label: str) -> tuple[float, int]:
+        """Return the measured seconds and the number of steps of a loader on all ranks together."""
         summaries = [summary for _, summary in loaders[label]]
         return sum(s.total_s for s in summaries), sum(s.num_steps for s in summaries)
 
@@ -201,6 +202,7 @@ def _cost(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -> C
     objection = cost_objection(facts)
 
     def figure(cost_of: Callable[[float, float], float], value: float | None, unit: str) -> Figure | None:
+        """Return the cost that follows from the price per hour and a time or rate, or None if it is not known."""
         # The prices of ml.p3.2xlarge were once multiplied with the times of a laptop, and the verdict was "94 %
         # dearer". So there is no cost if there is an objection.
         if hourly_usd is None or not value or objection:

@@ -46,10 +46,7 @@ def render_report(report: Report) -> str:
     ]
     if run.simulated:
         sections += ["## Simulated", _list(run.simulated)]
-    sections += [
-        "## Steps",
-        _steps_table(headline) if headline else "No loader delivered a batch.",
-    ]
+    sections += ["## Steps", _steps_table(headline) if headline else "No loader delivered a batch."]
     if run.decisions:
         sections += ["## Trainer endpoints", _list(run.decisions)]
     sections += _rank_section(report)
@@ -496,4 +493,6 @@ def _value(figure: Figure | None) -> float | None:
 
 
 def _usd(value: float | None) -> str:
-    return NOT_KNOWN if value is None else f"{value:.4g}" if value < 1 else f"{value:.3f}"
+    if value is None:
+        return NOT_KNOWN
+    return f"{value:.4g}" if value < 1 else f"{value:.3f}"

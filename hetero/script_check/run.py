@@ -60,6 +60,7 @@ class _FindingsFile:
         self.write()
 
     def add(self, finding: Finding) -> None:
+        """Record a finding, unless another line has the same one already."""
         if not any(each.what == finding.what for each in self.findings):
             self.findings.append(finding)
             self.write()

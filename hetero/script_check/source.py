@@ -219,5 +219,6 @@ def _variables(tree: ast.AST, *, is_write: bool) -> Iterator[tuple[str, int]]:
 
 
 def _user_files(folder: str) -> Sequence[str]:
+    """Return the files of the imported modules that are in the script's folder."""
     files = [getattr(module, "__file__", None) for module in user_modules()]
     return sorted({os.path.realpath(file) for file in files if file and is_user_file(file, folder)})

@@ -203,6 +203,7 @@ def _short_bytes(value: float) -> str:
 
 
 def _uint8_text(leaf: LeafProfile) -> str:
+    """Return whether uint8 would make an array smaller without loss. A dash if its values have one byte already."""
     if leaf.dtype in _ONE_BYTE:
         return "-"
     return "yes" if leaf.fits_uint8 else "no"
