@@ -93,10 +93,13 @@ def add_price_arguments(parser: argparse.ArgumentParser) -> None:
 def split_at_script(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Separate hetero's arguments from the script's, which are all arguments after SCRIPT.
 
-    As with ``python`` and ``torchrun``, options of the command come before SCRIPT. One ``--`` right before SCRIPT and
-    one right after it are dropped. If an option or a second ``--`` follows the first ``--``, the line names no script.
-    The second ``--`` is dropped, and the rest are arguments of a script that the environment or a hyperparameter names.
-    ``-mpackage.train`` means ``-m package.train``.
+    As with ``python`` and ``torchrun``, options of the command come before SCRIPT:
+
+    - ``--port 1 train.py --lr 1``. The script gets ``--lr 1``. One ``--`` right before SCRIPT and one after it are
+      dropped.
+    - ``--port 1 -- --lr 1`` and ``--port 1 -- -- data/``. An option or a second ``--`` follows the first ``--``, so the
+      line names no script. The environment or a hyperparameter names it. The script gets ``--lr 1``, or ``data/``.
+    - ``-mpackage.train`` means ``-m package.train``.
 
     Args:
         parser: Parser of the whole command line.
@@ -129,7 +132,7 @@ def split_at_script(parser: argparse.ArgumentParser, arguments: Sequence[str]) -
             words[at : at + 1] = ["-m", words[at].removeprefix("-m")]
             at += 1
             break
-        # Join further words of the value, as in --fractions 1% 2% 3%.
+        # --fractions 1% 2% 3%: join further words of the value.
         while words[at] in more_patterns and at + 2 < len(words) and more_patterns[words[at]].fullmatch(words[at + 2]):
             words[at + 1 : at + 3] = [f"{words[at + 1]},{words[at + 2]}"]
         at += 2 if takes_value.get(words[at], False) else 1
@@ -141,9 +144,11 @@ def split_at_script(parser: argparse.ArgumentParser, arguments: Sequence[str]) -
             return own_words, rest[1:]
         if rest[:1] and rest[0].startswith("-") and rest[0] != "-":
             return own_words, rest
-    # `rest` may be empty, if no script is given at all.
+    # `rest` may be empty, if no script is given.
     script, script_args = rest[:1], rest[1:]
-    return [*own_words, *script], script_args[1:] if script_args[:1] == ["--"] else script_args
+    if script_args[:1] == ["--"]:
+        script_args = script_args[1:]
+    return [*own_words, *script], script_args
 
 
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:

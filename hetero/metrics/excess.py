@@ -39,8 +39,8 @@ def lost_cpu_share(usages: Sequence[HostUsage]) -> float:
     host lost to other processes is at most each of these three: the CPU time that these processes used, the time when
     any process waited for a CPU, and the time when threads of the job waited for a CPU.
 
-    An unknown time of the third kind sets no limit. If the second one is unknown, nothing shows that others had the
-    CPUs that the job wanted, so the host lost none of its time to them.
+    If the last of the three is unknown, the other two decide. If the second one is unknown, nothing shows that others
+    had CPUs that the job wanted, so the host lost nothing to them.
 
     Args:
         usages: The hosts of the job, as the samplers measured them.

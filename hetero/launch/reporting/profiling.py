@@ -246,7 +246,7 @@ class JobProfile:
             return
         report = self._report()
         note = upper_bounds_note({"the profile run": report})
-        facts = dataclasses.replace(facts, excess_share=excess_share(report), overruns=(note,) if note else ())
+        facts = dataclasses.replace(facts, excess_share=excess_share(report), excess_notes=(note,) if note else ())
         profile = assemble_profile(ranks, hosts, facts)
         folder = self._host.output_folder
         folder.mkdir(parents=True, exist_ok=True)

@@ -39,7 +39,7 @@ class JobFacts:
     """One sentence for each thing that was emulated."""
     excess_share: float = 0.0
     """See `hetero.metrics.excess`."""
-    overruns: tuple[str, ...] = ()
+    excess_notes: tuple[str, ...] = ()
     """A sentence about work that made the times upper bounds, if there was any."""
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
 
@@ -92,7 +92,7 @@ def assemble_profile(ranks: Mapping[int, RankPart], hosts: Sequence[HostPart], f
     check_ranks(ranks, facts)
     # A host measures samples by building the data set, as data hosts would. It cannot build an unregistered one.
     build_problems = [part.note for part in ranks.values() if part.note]
-    notes = [*facts.overruns]
+    notes = [*facts.excess_notes]
     notes += [f"Samples were measured in one process of a rank, because {problem}." for problem in build_problems]
     notes += [note for host in hosts for note in host.notes]
     # What a sample costs comes from the hosts. A data set that is only an object was measured in a rank instead.

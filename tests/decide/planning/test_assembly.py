@@ -220,7 +220,7 @@ def test_first_sentence_says_what_the_accelerators_could_take_and_what_the_cpus_
     ],
 )
 def test_first_sentence_says_how_much_of_the_times_may_be_due_to_others(share: float, begin: str) -> None:
-    facts = dataclasses.replace(FACTS, excess_share=share, overruns=("In the profile run, 9 of 10 steps were late.",))
+    facts = dataclasses.replace(FACTS, excess_share=share, excess_notes=("9 of 10 steps were late.",))
     profile = assemble_profile({0: rank_part()}, [host_part()], facts)
     assert first_sentence(profile).startswith(begin)
     assert ("8 vCPUs make at least 360" in first_sentence(profile)) == (share == 0.2)
