@@ -241,7 +241,7 @@ def idle_data_hosts(facts: RunFacts) -> str | None:
     Only endpoints count their batches. With tf.data.service the number is not known.
     """
     num_hosts = sum(group.count for group in facts.groups if group.role == "data")
-    # Count ranks' deliveries, and what the endpoints of all hosts have reported.
+    # Batches that ranks received, and batches that the endpoints of all hosts have reported.
     num_received, num_computed = facts.events.get("batches", 0), facts.events.get("batches computed", 0)
     # Count only batches of data hosts. One batch of a trainer host's endpoint once hid that the data hosts had made
     # none.

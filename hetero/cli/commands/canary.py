@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["add"]
 
-_SET_FOR_EACH_RUN = ("script", "script_args", "output_dir", "profile")
-"""Options of launchers that the canary sets itself."""
+_NOT_FOR_RUNS = ("script", "script_args", "output_dir", "profile")
+"""Options that are not passed on: the canary sets the first three for each run, and no run is a profile run."""
 
 
 def add(commands: Subparsers) -> None:
@@ -188,7 +188,7 @@ def _clusters(namespace: argparse.Namespace) -> tuple[Cluster, ...]:
 def _launch_options(namespace: argparse.Namespace) -> dict[str, object]:
     """Return the options of the launchers of all runs: the stated ones, and defaults for short runs."""
     # argparse has None or an empty list for an option that is not stated.
-    names = {field.name for field in dataclasses.fields(config.LaunchOptions)} - set(_SET_FOR_EACH_RUN)
+    names = {field.name for field in dataclasses.fields(config.LaunchOptions)} - set(_NOT_FOR_RUNS)
     stated = {name: value for name in sorted(names) if (value := getattr(namespace, name, None)) not in (None, [])}
     # Short runs need frequent readings, and few steps of warm-up. The check of purity computes the first batches twice,
     # which would be a larger share of a short run than of the whole job.

@@ -90,10 +90,11 @@ def assemble_profile(ranks: Mapping[int, RankPart], hosts: Sequence[HostPart], f
         ConfigError: If there are too few measured steps, or no host and no rank could measure the samples.
     """
     check_ranks(ranks, facts)
-    # A host measures samples by building the data set, as data hosts would. It cannot build an unregistered one.
-    build_problems = [part.note for part in ranks.values() if part.note]
+    # Reasons why no host could measure the samples. Nearly always, the data set is an object that only its rank has, so
+    # the profile then counts it as not registered.
+    reasons = [part.note for part in ranks.values() if part.note]
     notes = [*facts.excess_notes]
-    notes += [f"Samples were measured in one process of a rank, because {problem}." for problem in build_problems]
+    notes += [f"Samples were measured in one process of a rank, because {reason}." for reason in reasons]
     notes += [note for host in hosts for note in host.notes]
     # What a sample costs comes from the hosts. A data set that is only an object was measured in a rank instead.
     supply = [host.supply for host in hosts if host.supply is not None]
@@ -153,7 +154,7 @@ def assemble_profile(ranks: Mapping[int, RankPart], hosts: Sequence[HostPart], f
         leaves=contents.leaves,
         wire_bytes_per_sample=contents.wire_bytes_per_sample,
         codecs=contents.codecs,
-        has_registered_dataset=not build_problems,
+        has_registered_dataset=not reasons,
         simulated=facts.simulated,
         notes=tuple(dict.fromkeys(notes)),
         versions=facts.versions,
