@@ -37,8 +37,7 @@ class History(Generic[Point]):
 
     def add(self, point: Point) -> None:
         """Add the next point. If the history is full, merge each two neighbours."""
-        # A full history has merged its points. So merge new points too, until each covers the same number of added
-        # points.
+        # A full history has merged its points. So merge new points too, until one covers `_num_per_point` added points.
         self._pending = point if self._pending is None else self._merge(self._pending, point)
         self._num_pending += 1
         if self._num_pending < self._num_per_point:

@@ -62,7 +62,7 @@ def least_step_time_s(ranks: Collection[StepSummary], events: Mapping[str, int])
 def lost_share(run: RunFacts) -> float:
     """Return the share of a run's time that other programs may have taken. 0 if the share is too small to matter."""
     # If steps and samples are both emulated, busy CPUs make a time longer only if the real work takes longer than the
-    # emulated work. `least_step_time_s` subtracts that excess. Options are texts, also "None".
+    # emulated work. `least_step_time_s` subtracts that excess. An option that was not given is the text "None".
     if all(run.options.get(name, "None") != "None" for name in EMULATION_FLAGS):
         return 0.0
     share = lost_cpu_share(run.hosts)

@@ -95,7 +95,7 @@ class CheckSession(RankSession):
         # Start the endpoints in another folder, as on a data host. They keep the folder in which they are started.
         here = Path.cwd()
         os.chdir(folder)
-        # Python finds a module in the current folder, so let the endpoints search this folder too.
+        # Python finds the script's module in `here`, so let the endpoints search `here` too.
         if is_module:
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(here), os.environ.get("PYTHONPATH", ""))))
         try:

@@ -77,7 +77,7 @@ def supply_rate(supply: SupplyProfile) -> float | None:
     """
     if supply.concurrency:
         # If processes wait for storage, a profile also measures numbers of processes above the number of CPUs. Leave
-        # these out. The rate of one process is taken from the largest number, because more processes are slower each.
+        # these out. Take the rate of a process from the largest number, because processes slow each other down.
         points = [point for point in supply.concurrency if point.num_processes <= supply.vcpus]
         largest = max(points, key=lambda point: point.num_processes)
         return largest.samples_per_s / largest.num_processes * supply.vcpus
