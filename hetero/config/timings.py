@@ -79,7 +79,7 @@ class Timings:
         """
         defaults: dict[str, float] = dataclasses.asdict(cls())
         defaults["stop_grace_s"] = min(defaults["stop_grace_s"], kill_after_s / 2)
-        # A lower limit never exceeds the default itself, which ``kill_after_s`` may have made smaller than the limit.
+        # A lower limit is at most the default. ``kill_after_s`` may have made the default smaller than the limit.
         floors = {name: min(value, _FLOORS_S.get(name, 0.0)) for name, value in defaults.items()}
         return cls(**{name: max(value * scale, floors[name]) for name, value in defaults.items()})
 

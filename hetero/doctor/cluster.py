@@ -77,7 +77,8 @@ def _conflicts(addresses: dict[str, str], snapshot: Snapshot) -> list[Diagnosis]
             diagnoses.append(error(found, "give every host its own address, because launchers cannot share a port"))
     parsed = {host: ipaddress.ip_address(address) for host, address in addresses.items()}
     loopback = {host: address for host, address in parsed.items() if address.is_loopback or address.is_unspecified}
-    # One machine may have all hosts of a test. Otherwise each host would look for the others on its own machine.
+    # If all names mean this machine, it has all hosts of a test. If only some of them do, the other hosts would look
+    # for these hosts on their own machines.
     if len(loopback) < len(addresses) and not snapshot.is_simulated:
         for host in loopback:
             found = f"the name {host} resolves to {addresses[host]} here, which means this machine on every host"

@@ -34,7 +34,7 @@ def _token(snapshot: Snapshot) -> list[Diagnosis]:
         return [error(str(problem), f"create the file again with mode 0600, or correct {TOKEN_FILE_VARIABLE}")]
     if token is not None:
         return [ok(f"a token is in {path}, which only this user can read")]
-    # Both folders may hold the job's code.
+    # The job's code may be in either folder, and a token beside it.
     for folder in (Path.cwd(), snapshot.platform.folders.code):
         try:
             if staged_token(folder) is not None:

@@ -165,7 +165,7 @@ def write_text(path: Path, text: str) -> None:
         OSError: If the file cannot be written, or the name is that of a folder, device or pipe. The old content is then
             unchanged.
     """
-    # The new file takes the place of the old one. As root, it would take the place of /dev/null for all programs.
+    # The new file replaces what has the name. For root, it would replace even /dev/null, for all programs.
     if not path.name or (path.exists() and not path.is_file()):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")

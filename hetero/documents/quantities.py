@@ -13,7 +13,8 @@ def seconds_text(value: float | None) -> str:
     """Return a duration in milliseconds below 10 s, otherwise in seconds, with about three digits."""
     if value is None:
         return NOT_KNOWN
-    # From 99.5 ms and from 9.95 s on, a further digit would be rounded to 100.0 ms and 10000 ms.
+    # Change the form a little before 100 ms and 10 s, because a value just below would be rounded up to 100.0 ms or
+    # 10000 ms.
     if value < 0.0995:
         return f"{1000 * value:.1f} ms"
     if value < 9.95:

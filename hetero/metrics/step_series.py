@@ -57,7 +57,7 @@ class StepLog(History[_Interval]):
         """Return the history so far. Times are rounded to 0.1 ms."""
         points = self.points()
         return StepSeries(
-            # The first step began before the time 0 if the start of the run is not known.
+            # If the start of the run is not known, the time 0 is the first delivery, and a step began before it.
             begin_s=tuple(round(max(0.0, point.begin_s), 4) for point in points),
             end_s=tuple(round(max(0.0, point.end_s), 4) for point in points),
             num_steps=tuple(point.num_steps for point in points),

@@ -311,7 +311,7 @@ class StepTimer:
         """
         assert self._begun_at is not None, "end_wait without begin_wait"
         now = self._clock()
-        # waited_s comes from another clock, which may be set meanwhile.
+        # waited_s comes from another clock, which the system may set during the wait.
         delivered_at = now if waited_s is None else min(now, self._begun_at + max(0.0, waited_s))
         # At the first delivery, convert the start of the run to this timer's clock. Without a known start, the run
         # begins with this delivery.

@@ -279,8 +279,8 @@ def _rank_section(report: Report) -> Iterator[str]:
     header = ("rank", "host", "loader", "steps", "step", "step p95", "data wait", "wait p95", "utilisation")
     yield "## Ranks"
     yield markdown_table(header, rows, right=(0, 3, 4, 5, 6, 7, 8)) + _more(len(entries))
-    # Explain labels such as ``photos (2)``. Without a label, a comparison could take the second loader of one run for
-    # the first of the other.
+    # Explain labels such as ``photos (2)``. A comparison may pair the second loader of one run with the first of the
+    # other, unless loaders have different names.
     if any(label != summary.name for _, label, summary in entries):
         yield (
             "Loaders of the same name are numbered in the order of their creation. Pass `name=` to a loader to name it."
@@ -381,7 +381,7 @@ def _cost_text(report: Report) -> str:
 
 def _prices_text(costs: Sequence[Cost]) -> str:
     """Return one paragraph for each origin of list prices, or an empty text without prices."""
-    # The inner keys are texts of prices in order. A dictionary drops the second one of two equal texts.
+    # The inner dictionaries are ordered sets of texts, because equal prices of several runs are shown once.
     by_origin: dict[str, dict[str, None]] = {}
     for price in dict.fromkeys(price for cost in costs for price in cost.prices):
         origin = ", ".join(code_span(part) for part in (price.region, price.as_of, price.source) if part)
