@@ -153,14 +153,15 @@ class HostTable:
     def missing(self, role: Role, *, at_least: HostState) -> list[tuple[str, str]]:
         """Return (host, last news about it) for each other host of ``role`` whose state is below ``at_least``.
 
-        A host that the job can do without is not missing. But if the job can do without each host of the role, all of
-        them are missing until one of them, or a host that has joined, serves. Hosts that have joined are never missing.
+        Hosts that have joined are never missing. If the job needs some hosts of the role, its optional hosts are not
+        missing. If all are optional, the job still needs one host that serves, so all are missing until there is one.
+        To end the job (``at_least`` is DRAINING or later), all are awaited, optional or not.
         """
         others = [host for host in self.hosts(role) if host != self.own.host and host not in self.joined_hosts.present]
         missing = [host for host in others if self._state(host).value < at_least.value]
-        if not all(self._members[host].is_optional for host in others):
+        are_all_optional = all(self._members[host].is_optional for host in others)
+        if not are_all_optional:
             missing = [host for host in missing if not self._members[host].is_optional]
-        # The job can do without each host of the role, but needs one that serves. From DRAINING on, it needs none.
         elif at_least < HostState.DRAINING:
             missing = [] if self._has_host(role, at_least) else others
         return [(host, self._peers[host].last_state) for host in missing]

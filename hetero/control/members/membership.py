@@ -109,8 +109,10 @@ class Membership(HostTable):
         is_alive = before is not None and now_s - peer.last_heard_s <= self._timings.lease_s
         if not is_alive or peer.has_left or before is None or _visible(status) != _visible(before):
             self._local_news = None
-        # If the ticks have not changed, the peer counts as silent, because a stuck launcher still answers.
-        if not is_same or before is None or status.ticks == 0 or status.ticks != before.ticks:
+        # The main loop of a launcher counts ticks. If they have not changed, the peer counts as silent, because another
+        # thread still sends heartbeats when the main loop is stuck. A launcher has 0 ticks until its loop has begun.
+        has_ticked = before is None or status.ticks == 0 or status.ticks != before.ticks
+        if has_ticked or not is_same:
             peer.last_heard_s = now_s
         peer.is_stuck = now_s - peer.last_heard_s > self._timings.suspect_s
         state = status.state.name.lower()
@@ -125,7 +127,8 @@ class Membership(HostTable):
         if peer.objection:
             peer.last_state = peer.objection
             return
-        # Adopt what the peer has decided or found out.
+        # Adopt what the peer has decided or found out. First a new generation, because a failure of a rank counts only
+        # in its own generation.
         self._follow_list(status)
         if status.generation > self.own.generation and self.own.decided is None:
             self._begin_generation(status.generation, status.restarted_for)

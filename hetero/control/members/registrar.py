@@ -147,7 +147,8 @@ class Registrar:
             if registered is None and len(self._hosts) < self._num_hosts:
                 self._hosts[host.host] = host
                 logger.info("host %s of group %s has registered", host.host, host.group)
-            # All places are taken, or another host has this name.
+            # All places are taken, or a host with this name has registered from another address or in another group.
+            # The second one is too many as well, because each name has one place.
             elif registered != host:
                 refusal = f"the job has {self._num_hosts} hosts, and all have registered"
                 return pb.JoinReply(refusal=refusal, exit_code=int(ExitCode.USAGE))
