@@ -82,8 +82,10 @@ def _ledger(pipeline: LoaderPipeline) -> Ledger | None:
 def _identify(pipeline: LoaderPipeline) -> Writer:
     """Return the job and the rank that write the ledger."""
     session = control.current()
-    # Each rank of the job writes one ledger. So use the rank in the job, even if the ranks do not share an epoch.
+    # Each rank of the job writes one ledger, so use its rank in the job. The loader's shard may differ from it, for
+    # example if each rank reads another data set.
     shard = shard_of_environment()
+    # No variable of the environment names several ranks. A process group may know more, as after `mp.spawn`.
     if shard.world_size == 1:
         shard = pipeline.shard()
     return Writer(job="" if session is None else session.job_id, rank=shard.rank, world_size=shard.world_size)

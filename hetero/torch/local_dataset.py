@@ -28,7 +28,7 @@ from hetero.spec import DatasetSpec
 from hetero.system.open_files import has_path, open_files, opened_since, reopen_files
 from hetero.system.stop_signals import ignore_platform
 from hetero.torch.leaf_copies import copy_leaves
-from hetero.torch.shared_memory import used_up, want_of_room
+from hetero.torch.shared_memory import why_full, why_too_small
 from hetero.wire.framing import why_unsendable
 
 __all__ = ["Answer", "Failure", "LocalDataset"]
@@ -221,11 +221,12 @@ class LocalDataset:
             # memory of its tensors into shared memory.
             batch = self._fetch_own(request, on_skips)
         except DatasetError as exc:
-            want = used_up(str(exc))
-            return Failure(DatasetError, exc.record) if want is None else Failure(ResourcesError, want)
-        want = want_of_room(batch, self.num_prefetched, num_workers)
+            # torch's collation makes tensors in shared memory. If that was full, the user's code is not to blame.
+            reason = why_full(str(exc))
+            return Failure(DatasetError, exc.record) if reason is None else Failure(ResourcesError, reason)
+        reason = why_too_small(batch, self.num_prefetched, num_workers)
         self.num_prefetched = 0  # checking one batch is enough
-        return batch if want is None else Failure(ResourcesError, want)
+        return batch if reason is None else Failure(ResourcesError, reason)
 
     def _fetch_own(self, request: BatchRequest, on_skips: Callable[[Skips], object] | None) -> Any:
         """Compute a batch that shares no memory with the data set."""

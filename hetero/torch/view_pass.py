@@ -209,17 +209,17 @@ class ViewPass:
         """Open a reader of ``batch`` and of every n-th batch after it, where n is ``stride``.
 
         If this is the first batch that the tool fetches in the pass (``is_first``), and the tool has skipped none, the
-        batches of the next epoch follow. Then the tool will take the same batches of the next epoch: the one at this
+        requests of the next epoch follow, because the tool will take the same selection of its batches: the one at this
         place, and every n-th after it.
         """
-        pipeline, lane = self._pipeline, (batch.number, stride, int(self._all_ranks))
+        pipeline, chosen = self._pipeline, (batch.number, stride, int(self._all_ranks))
         # A number of at least n means that the tool has skipped batches. It will not skip them in the next epoch.
-        goes_on = is_first and batch.number < stride and pipeline.goes_on
-        kept = pipeline.prefetched.take(self._start, pipeline.shard(), lane) if goes_on else None
+        adds_next = is_first and batch.number < stride and pipeline.adds_next_epochs
+        kept = pipeline.prefetched.take(self._start, pipeline.shard(), chosen) if adds_next else None
         if kept is None:
             pipeline.prefetched.discard()
             planned = self._following(batch, stride)
-            self._requests = EpochRequests(pipeline, self._start, planned, goes_on=goes_on, lane=lane)
+            self._requests = EpochRequests(pipeline, self._start, planned, adds_next_epochs=adds_next, selection=chosen)
             self._reader = pipeline.open(self._requests)
         else:
             self._reader, self._requests = kept

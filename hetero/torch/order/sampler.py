@@ -186,13 +186,13 @@ class SamplerOrder:
         return None if self._left_pass is None else (self._left_pass.number, self._left_pass.states[0])
 
     def restore_left_position(self, number: int, state: object) -> None:
-        """Make the next pass begin where an earlier pass left the sampler.
+        """Make the next pass begin where an earlier pass left the sampler. The pass draws its last batch again.
 
         Args:
-            number: The number of that pass.
-            state: The sampler's state before the last delivered batch of that pass.
+            number: The number of the earlier pass.
+            state: The sampler's state before the last delivered batch of the earlier pass. See `_put_back`.
         """
-        self._left_pass = _LeftPass(number, (state,))
+        self._left_pass = _LeftPass(number, states=(state,))
 
     def batches(self, start: Start) -> Iterator[PlannedBatch]:
         """Yield the batches of a pass. If the start has no sampler's state, draw and discard the batches before it.
@@ -271,7 +271,7 @@ class SamplerOrder:
         self.shuffled_order = order if self._shuffles(start.number, generators) else None
         if self.shuffled_order is None or last is None or last[0] == start.epoch or last[1] != order:
             return
-        if start.again is None:
+        if start.earlier_passes is None:
             # The script did not call set_epoch. Only `hetero check` warns of this, because scripts leave set_epoch out
             # on purpose for validation.
             if is_checked() and self._parts_with_set_epoch():
@@ -315,7 +315,8 @@ class SamplerOrder:
             self._put_epochs_back(left.sampler_epochs)
             elements = self._iterate(left.states[0])
             self._draw(elements)
-            # After the last batch, this also completes the sampler's iteration.
+            # After the last batch, this completes the sampler's iteration. After any other batch, it draws one too
+            # many, so begin again at the state and draw only the delivered batch.
             is_last = self._draw(elements) is None
             del elements
             if not is_last:
@@ -437,8 +438,7 @@ class _LeftPass:
     number: int
     """The number of the pass."""
     states: tuple[object, ...]
-    """The sampler's states before and after the last delivered batch, or only the state at the beginning of the
-    pass."""
+    """States of the sampler before and after the last delivered batch, or only the one at the start of the pass."""
     sampler_epochs: Sequence[int | None] = ()
     """The epochs that the parts of the sampler had in that pass."""
     is_completed: bool = False
