@@ -376,13 +376,16 @@ class Hub:
                 self._changed.wait_for(lambda: self._membership.failure_delivered, _FORWARD_S)
 
     def _updates(self, connection: Connection) -> Iterator[pb.RankUpdate]:
-        """Yield an update for a rank after each change, until its connection or the hub ends."""
+        """Yield an update for a rank after each change, until its connection or the hub ends.
+
+        The lock is not held while an update is sent, because a slow rank must not block the hub.
+        """
         sent: pb.RankUpdate | None = None
         while not connection.is_ended() and not self._stopping.is_set():
             with self._changed:
                 update = self._rank_update()
                 if update == sent:
-                    # Limit the wait, because a watch that was cancelled must free its thread.
+                    # Limit the wait, because the connection may have ended, and then this thread must end too.
                     self._changed.wait(POLL_S)
                     continue
             sent = update

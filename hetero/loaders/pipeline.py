@@ -131,7 +131,7 @@ class LoaderPipeline(LoaderTiming):
 
     @property
     def may_add_next_epochs(self) -> bool:
-        """Whether the requests of the next epoch follow those of a pass, unless this is a profile run."""
+        """Whether a pass may also request the first batches of the next epoch. A profile run does not do this."""
         return self.options.requests_next_epoch
 
     @property

@@ -134,6 +134,7 @@ class PendingBatch:
         # refuse this request too.
         if error.fault is Fault.MALFORMED:
             return ProtocolError(f"{connection.name} rejects the request: {error.details}")
+        # Any other fault (busy, not prepared, foreign) concerns only the endpoint, so request the batch again.
         return None
 
     def damaged(self, connection: EndpointConnection, error: ProtocolError) -> BaseException | None:
@@ -187,7 +188,7 @@ class Attempt:
     batch: PendingBatch
     connection: EndpointConnection
     issued_s: float
-    """Monotonic time of the request."""
+    """Monotonic time when the request was sent, or when its call began."""
     is_alone: bool = False
     """Whether the endpoint computes no other request of this process meanwhile."""
     is_hedge: bool = False

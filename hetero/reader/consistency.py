@@ -71,13 +71,11 @@ class ServedDataset:
             return
         for connection in connections:
             description = connection.descriptions.get(self.spec)
-            if description is not None:
-                self.descriptions[connection.record.endpoint_id] = description
-            if (
-                description is not None
-                and connection.state is ConnectionState.READY
-                and self.spec not in connection.prepared | connection.unusable
-            ):
+            if description is None:
+                continue
+            self.descriptions[connection.record.endpoint_id] = description
+            was_compared = self.spec in connection.prepared | connection.unusable
+            if connection.state is ConnectionState.READY and not was_compared:
                 self._compare(connection, description, self.reference)
 
     def observe_size(self, nbytes: int) -> None:

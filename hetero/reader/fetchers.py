@@ -460,12 +460,13 @@ class Fetchers:
             call.cancel()
 
     def _hand_over(self, attempt: Attempt, *, was_sent: bool = False) -> None:
-        """Let a fetcher make the call of an attempt."""
+        """Let a fetcher make the call of an attempt. ``was_sent``: whether the endpoint may have got the request."""
         with self._fleet.lock:
             attempt.is_inline, attempt.was_sent = False, was_sent
             if self.is_closed:
                 self._outcomes.end(attempt)
                 return
+            # The fetcher sends the request a second time.
             self._fleet.stats.retries += was_sent
             attempt.issued_s = self._fleet.clock()
             self._for_fetchers.append(attempt)

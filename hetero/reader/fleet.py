@@ -262,9 +262,9 @@ class Fleet:
         return sum(listener.window.used_bytes for listener in self._listeners)
 
     def count_outstanding(self) -> None:
-        """Count the requests in progress anew, because an exception may have ended a consumer at any point.
+        """Count the requests in progress anew, when a reader has closed. The caller must hold the lock.
 
-        The caller must hold the lock.
+        An exception, such as Ctrl-C, may have ended its consumer between the count of a request and its attempt.
         """
         for connection in self._table.all():
             connection.num_outstanding = 0

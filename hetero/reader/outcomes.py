@@ -181,6 +181,7 @@ class Outcomes:
         """Act on a failed attempt. Return the exception to raise, or None to request the batch again."""
         fleet, batch, connection = self._fleet, attempt.batch, attempt.connection
         if isinstance(error, CallFailedError):
+            # An endpoint computes its lowest request first. So if it was lost, this request probably was in progress.
             was_first = attempt.is_lowest_of(self._window.unanswered())
             fleet.call_failed(connection, error, attempt.generation)
             if error.fault.is_loss:

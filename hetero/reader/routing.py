@@ -128,6 +128,7 @@ class Router:
         self._clock = clock
         self._on_free = on_free
         self._num_choices = 0
+        """Choices so far. The number of the last one is kept in the connection, as ``last_choice``."""
 
     def update(self) -> None:
         """Select this rank's endpoints anew, because endpoints came, left, or are down."""

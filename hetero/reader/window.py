@@ -89,10 +89,12 @@ class Window:
         self.request: BatchRequest | None = None
         """Request of the outcome that `pop` last returned. None before the first outcome, and after `add_failure`'s."""
         self._requests: dict[int, BatchRequest] = {}
+        """Requests of the undelivered batches, by number."""
         self._planned = planned
         self._max_bytes = max_bytes
         self._all_bytes = all_bytes
         self._num_added = 0
+        """Number of batches and exceptions that were ever added. The next one gets this number."""
         self._held_bytes = 0
         """Bytes of the batches that wait for their turn."""
         self._delivered_bytes = 0

@@ -82,7 +82,7 @@ class Feed(LoaderPipeline):
         """Step that `begin_step` began. None if no such step is in progress."""
         self._profiler: LoaderProfiler | None = None
         self._had_fetched = True
-        """Whether the latest step consumed batches that were fetched, and not repeated by a profile run."""
+        """In a profile run, whether the latest step consumed fetched batches. Later steps consume repeated ones."""
 
     def profile(self, session: RankSession, kept: KeptBatches) -> None:
         """Follow the phases of a profile run.

@@ -153,7 +153,7 @@ class _Steps(LoaderTiming):
         self._parts: list[int] = []
         """Sizes of the remaining parts of the batch that is being consumed."""
         self._begun_s = 0.0
-        """Time when the present step began, in seconds of `time.time`."""
+        """Time when the script or Keras began to wait for the batch of the present step, in seconds of `time.time`."""
 
     def deliver(self, following: Callable[[], Any]) -> Any:
         """Return the next batch, which ``following`` returns, and measure it as a step."""
@@ -173,6 +173,7 @@ class _Steps(LoaderTiming):
 
     def forget(self) -> None:
         """Discard the batches that left the pipeline and were not consumed."""
+        # `read` returns each batch only once.
         self._deliveries.read()
         self._prefetched.clear()
         self._parts.clear()

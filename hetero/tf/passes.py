@@ -288,8 +288,8 @@ class PassLog:
         # Set the state here even if a training has ended (PAUSED), because a loop with mark_taken may follow it.
         self._reporting = Reporting.REPORTING
         batches: list[ProducedBatch] = []
-        while len(batches) < num_batches and (reported := self._reported()) is not None:
-            batches.append(self.consume(reported))
+        while len(batches) < num_batches and (tf_pass := self._pass_of_next_report()) is not None:
+            batches.append(self.consume(tf_pass))
         return batches
 
     def consume(self, tf_pass: TensorFlowPass) -> ProducedBatch:
@@ -334,11 +334,11 @@ class PassLog:
         """Return the oldest open pass with an unconsumed batch, except passes that an iterator counts."""
         return next((each for each in self._open if each.has_rest and not each.is_counted), None)
 
-    def _reported(self) -> TensorFlowPass | None:
-        """Return the pass of the next batch that the script reports as consumed without naming a pass."""
+    def _pass_of_next_report(self) -> TensorFlowPass | None:
+        """Return the pass of the next batch that the script reports. A report does not say which pass it means."""
         found = self._oldest_with_rest()
-        # The reported batch belongs to no open pass. So a buffer of TensorFlow still held batches of the pass that
-        # ended and became void. Open this pass again.
+        # All batches of open passes are consumed. So the batch is from the latest pass, which ended and became void
+        # while a buffer of TensorFlow still held it. Open this pass again.
         if found is None and self._dropped is not None:
             found, self._dropped = self._dropped, None
             found.stage = Stage.ENDED
@@ -347,10 +347,11 @@ class PassLog:
         return found
 
     def _leave_behind(self) -> None:
-        """Close all open passes, except those that an iterator counts. Passes that have not happened become void.
+        """Close all open passes, except those that an iterator counts.
 
-        If the script reports consumed batches and has consumed none of a complete pass, this pass becomes void too,
-        because the training did not use it. If the script reports nothing, a complete pass counts as used.
+        - CLOSED, so the pass counts as an epoch: A batch of it was consumed. Or its last batch was produced and the
+          script reports nothing, so the pass counts as used.
+        - VOID, so its epoch comes again: Any other pass, because the training has not used it.
         """
         self._dropped = None
         # `_close` removes passes from the list, so iterate over a copy. The order of the passes does not matter.

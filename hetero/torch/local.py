@@ -75,8 +75,11 @@ class LocalFetcher:
         self._on_skips = on_skips
         self._options = options
         self._persistent: torch.utils.data.DataLoader[Any] | None = None
+        """torch's loader with persistent workers. None before the first pass, and without such workers."""
         self._sampler = _RequestSampler()
+        """Sampler of the persistent loader. Each pass sets its requests there."""
         self._is_checked = False
+        """Whether a batch was checked for values that a data host could not send."""
         self._has_warned = False
         self._has_warned_of_wait = False
         self._digests: dict[str, str] | None = None

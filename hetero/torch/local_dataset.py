@@ -106,7 +106,8 @@ class LocalDataset:
             with suppress(Exception):  # the user's __len__ raises again where the length is needed
                 note_length(self.subject, len(built))
         info = torch.utils.data.get_worker_info()
-        if info is None or not info.id:  # log once, not in every worker
+        # In workers, log the warnings only in the first one.
+        if info is None or not info.id:
             built.log_warnings()
         if self._collate_fn is not None:
             built.collate_fn = self._collate_fn
@@ -119,7 +120,8 @@ class LocalDataset:
         try:
             yield
         finally:
-            # A new descriptor without a path is a connection or a pipe. Garbage collection closes unused ones.
+            # A new descriptor without a path is a connection or a pipe. The code may have dropped it in a circle of
+            # references, so let the garbage collector close it before it is recorded.
             if not all(map(has_path, opened_since(before).values())):
                 gc.collect()
             opened = opened_since(before)
@@ -147,7 +149,7 @@ class LocalDataset:
         ignore_platform()
         info = torch.utils.data.get_worker_info()
         assert info is not None
-        # The process that forked this one had built the data set before.
+        # This process has not built anything yet. So a built data set comes from the process that forked this one.
         is_inherited = isinstance(self.subject, DatasetSpec) and "built" in self.__dict__
         if is_inherited and not self.may_be_shared:
             # fork_built=False promises that each process builds its own data set.

@@ -188,10 +188,10 @@ class Pipeline(LoaderPipeline):
 
     @property
     def may_add_next_epochs(self) -> bool:
-        """Whether the requests of the next epoch follow those of a pass, unless this is a profile run.
+        """Whether a pass may also request the first batches of the next epoch. A profile run does not do this.
 
-        They do not follow with a user's sampler, because it may draw from the script's generators. They do not follow
-        if torch's workers get objects that the script may change between two passes.
+        False with a user's sampler, because it may draw from the script's generators. False if torch's workers get
+        objects that the script may change between two passes.
         """
         if self.sampler_order is not None or not self.options.requests_next_epoch:
             return False
@@ -200,7 +200,7 @@ class Pipeline(LoaderPipeline):
 
     @property
     def adds_next_epochs(self) -> bool:
-        """Whether the requests of the next epoch follow those of a pass."""
+        """Whether a pass also requests the first batches of the next epoch. A profile run measures each pass alone."""
         session = control.current()
         return self.may_add_next_epochs and (session is None or not session.options.profile)
 

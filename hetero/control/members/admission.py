@@ -166,6 +166,7 @@ class Admitter:
 
     def reply(self, joined: JoinedHost) -> pb.JoinReply:
         """Return the answer to a host that was admitted: the description of the cluster, with the host in its group."""
+        # The host may be in a new group. If the group belongs to the job, the job's own values replace the host's.
         hosts = {group.name: list(group.hosts) for group in self._cluster.groups}
         types = {
             joined.group: joined.instance_type,
@@ -270,6 +271,7 @@ def _admission(name: str, reply: pb.JoinReply) -> Admission:
     """
     if not reply.cluster_json:
         raise ClusterError(f"{name} waits for the other hosts of the job")
+    # This raises if the id is malformed.
     assert _JOB_ID.check is not None
     _JOB_ID.check(reply.job_id)
     if len(reply.cluster_json) > MAX_FILE_BYTES:

@@ -115,7 +115,7 @@ class HostTable:
     @property
     def failure_delivered(self) -> bool:
         """Whether the arbiter has received this host's failure. True without a failure, or if the cause is decided."""
-        # None if no arbiter lives, and if this host itself is the arbiter, because it is not one of its peers.
+        # None if no arbiter lives. None also if this host itself is the arbiter, because it is no peer of itself.
         arbiter = self._peers.get(self.arbiter or "")
         if self.own.failure is None or self.own.decided is not None or arbiter is None:
             return True
@@ -179,14 +179,15 @@ class HostTable:
     def at_work(self, role: Role) -> list[str]:
         """Return the other hosts of ``role`` that have begun their work, have not ended it, and were heard just now."""
         in_service = self.hosts_in_service()
-        # A data host that is lost while it drains would cost the first trainer host its whole wait for last figures.
-        heard_s = self._clock() - self._timings.suspect_s
+        # The first trainer host waits for the last figures of these hosts. A host that is lost while it drains must not
+        # cost it the whole wait, so a lease is too long here.
+        heard_since_s = self._clock() - self._timings.suspect_s
         others = (host for host in self.hosts(role) if host != self.own.host)
         return [
             host
             for host in others
             if (host in in_service or self._state(host) is HostState.DRAINING)
-            and self._peers[host].last_heard_s >= heard_s
+            and self._peers[host].last_heard_s >= heard_since_s
         ]
 
     def has(self, host: str) -> bool:

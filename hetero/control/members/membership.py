@@ -110,7 +110,7 @@ class Membership(HostTable):
         if not is_alive or peer.has_left or before is None or _visible(status) != _visible(before):
             self._local_news = None
         # The main loop of a launcher counts ticks. If they have not changed, the peer counts as silent, because another
-        # thread still sends heartbeats when the main loop is stuck. A launcher has 0 ticks until its loop has begun.
+        # thread still sends heartbeats when the main loop is stuck. 0 ticks disable this check.
         has_ticked = before is None or status.ticks == 0 or status.ticks != before.ticks
         if has_ticked or not is_same:
             peer.last_heard_s = now_s
@@ -215,7 +215,8 @@ class Membership(HostTable):
     def _remove_left(self, now: float) -> None:
         """Remove joined hosts that this host has admitted and that have ended or are lost."""
         for joined in self.own.joined:
-            # A host that was never heard has the time that hosts have to start.
+            # A host that was never heard has the time that hosts have to start. A host that was heard ends itself after
+            # ``orphan_s`` without a trainer host. After twice this time of silence it is certainly gone.
             peer = self._peers[joined.host]
             limit_s = self._timings.start_timeout_s if peer.status is None else 2 * self._timings.orphan_s
             if self._state(joined.host) in ENDED or now - peer.last_heard_s > limit_s:

@@ -65,7 +65,9 @@ class Registrar:
         self._job_id = job_id
         self._changed = threading.Condition()
         self._hosts = {own.host: own}
+        """The hosts that have registered, by name."""
         self._fetched: set[str] = set()
+        """Other hosts that have received the description of the cluster."""
 
     def collect(self, address: str, port: int, timeout_s: float, show: Callable[[str], object]) -> dict[str, object]:
         """Wait for all hosts and return the description of the cluster.

@@ -345,7 +345,7 @@ class RankSession:
         if finished and self.stop_failure is not None:
             failure = self._cause(self.stop_failure.summary, self.stop_failure.detail, ExitCode.SCRIPT_FAILED)
         with self._changed:
-            # If the rank reports a stop vote, check_stop() begins no further step until the decision arrives.
+            # ``stop_vote`` promises that check_stop() begins no further step until the decision arrives.
             reported = self._reported()
             report = RankReport(
                 rank=self.rank,
@@ -360,7 +360,7 @@ class RankSession:
             timers = [timer for timer in self._timers if self._loaders[id(timer)] in reported]
         # If this fails, the report is sent without measurements, because failures and votes must arrive.
         with self._summary_errors.during("summing up what this rank measured"):
-            # A summary of many steps takes milliseconds, so a report between two of them repeats the last one.
+            # A summary of many steps takes milliseconds. So frequent reports, with step times, repeat the last one.
             now_s = time.monotonic()
             is_last = finished or report.failure is not None
             is_due = is_last or now_s >= self._next_summaries_s or len(timers) != len(self._summaries)

@@ -77,6 +77,7 @@ class LateStop:
             self._polled_s = now_s = self._clock()
             if self._requested_s is None:
                 return False
+            # Without an endpoint the batch will hardly come, so wait only until one may have been restarted.
             patience_s = min(_STARVED_S, self._patience_s) if is_starved else self._patience_s
             return now_s - self._requested_s >= patience_s
 

@@ -228,6 +228,7 @@ class LoaderProfiler:
             steps_per_epoch=(self._steps_per_epoch or 0) // self.batches_per_step or None,
             requests_ahead=self._pipeline.requests_ahead,
         )
+        # The script may be in a long validation, so it measures no further steps. Report what there is.
         is_late = self.elapsed_s > _MAX_TRAINING_S and len(phases.step_s) >= MIN_STEPS
         if not (self.is_done or is_last or is_late):
             return part
@@ -253,9 +254,10 @@ class LoaderProfiler:
     def _on_step(self, compute_s: float, data_wait_s: float) -> None:
         """Record a complete step, and read CPU and GPU use in the headspace phase. The loader's timer calls this."""
         step_s = compute_s + data_wait_s
-        # In the phases that repeat batches, steps with fetched batches do not count.
+        # In the phases that repeat batches, a step on fetched batches does not count, because it may have waited.
         is_typical = self._is_typical and not (self.phases.repeats and self._has_fetched)
         self.phases.step(step_s, data_wait_s, elapsed_s=self.elapsed_s, is_typical=is_typical)
+        # Measure the use of CPU and GPUs in the same steps as the time of the HEADSPACE phase.
         if self.phases.phase is Phase.HEADSPACE and not self.phases.measures_headspace:
             self._usage.prepare()
         elif self.phases.repeats:

@@ -59,7 +59,9 @@ class RankOrders:
         self._number = _num_loaders[kind]
         """This loader is the n-th of its kind in this process. n is this number."""
         self._is_checked = False
+        """Whether the seed was compared."""
         self._has_warned = False
+        """Whether a warning about shared samples was logged."""
 
     def check_seed(self, seed: int, *, loader: str) -> None:
         """Compare the seed of a shuffled order with that of the first rank that has called this method.
