@@ -218,7 +218,9 @@ class Progress:
         self._batches = 0
         """Global batches of the epoch up to the last delivered batch, with those that the latest pass has skipped."""
         self._sampler: object = None
+        """State of the user's sampler after that batch, if the sampler is stateful."""
         self._num_drawn = 0
+        """Number of indices drawn in the epoch up to that batch."""
         self.num_samples: int | None = None
         """Length of the data set when the latest pass was planned."""
         self.named_epoch: int | None = None
@@ -233,6 +235,7 @@ class Progress:
         self._latest_resumed: Start | None = None
         """Start of the latest pass if it resumed a loaded state in the middle of an epoch."""
         self._has_warned = False
+        """Whether a warning about an iterator from before the loaded state was logged."""
         self._tool_offset = 0
         """Epoch that a tool's epoch 0 means, see `set_epoch_by_tool`."""
 

@@ -91,13 +91,14 @@ class EndpointConnection:
         """Specifications that the endpoint serves. Its description of the data set agrees with the reference, which is
         the description of the job's first endpoint (`hetero.reader.consistency`)."""
         self.preparing: set[DatasetSpec] = set()
+        """Specifications that the endpoint has been asked to prepare and has not answered for."""
         self.unusable: set[DatasetSpec] = set()
         """Specifications that the endpoint cannot build, or whose description differs from the reference."""
         self.descriptions: dict[DatasetSpec, Description] = {}
         self.num_outstanding = 0
         """Requests of this process that the endpoint has not answered yet."""
         self.load = 0
-        """Requests in the endpoint's queue, of all ranks, as it reported with its last batch."""
+        """Requests of all ranks that waited or were computed on the endpoint when it sent its last batch."""
         self.delivered_at_s = 0.0
         """Monotonic time when the last batch from the endpoint arrived. 0 before the first batch."""
         self.last_choice = 0
@@ -105,7 +106,7 @@ class EndpointConnection:
         self.busy_until_s = 0.0
         """Monotonic time until which the endpoint gets no request, because it has rejected one."""
         self._num_avoided = 0  # calls of `avoid` since the last batch
-        self._avoided_until_s = 0.0
+        self._avoided_until_s = 0.0  # see `is_avoided`
         self.retry_at_s = 0.0
         """Monotonic time when the back-off after a failed call ends."""
         self.reserved_by: object | None = None
@@ -114,7 +115,7 @@ class EndpointConnection:
         """Whether the endpoint left the directory."""
         self.has_died = False
         """Whether the endpoint left the directory while its host stayed, so only the endpoint itself ended."""
-        self._num_failures = 0
+        self._num_failures = 0  # failed calls since the last batch. The back-off grows with them
         self._metadata = call_metadata(token, job_id, incarnation=record.incarnation)
         self._limits = limits
         self._tls = tls

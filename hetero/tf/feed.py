@@ -319,7 +319,7 @@ class Feed(LoaderPipeline):
             # This process must not compute batches, because other threads draw random numbers at the same time.
             compares_batches=False,
             # ``on_wait`` raises when the job is asked to stop, and without data hosts also if an endpoint process of
-            # this rank has failed. Both end the wait. Without this, Keras never returned to a rank.
+            # this rank has failed. Without this, a rank whose endpoint process hung waited inside Keras for ever.
             on_wait=on_wait if is_remote() else self._and_check_processes(on_wait),
             on_received=self.traffic.add,
             on_skips=on_skips,

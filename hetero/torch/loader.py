@@ -396,6 +396,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         caller = sys._getframe(1)
         is_made = self.__dict__.get("_is_made", False)
         if stored is None or not is_made or caller.f_globals.get("__name__") != "accelerate.data_loader":
+            # torch's constructor gets what it has stored itself.
             gets_stored = not is_made or is_asked_by_tool()
             return stored if gets_stored else self._values_for_script["batch_sampler"]
         # accelerate.skip_first_batches does not shard, if the script passes it a loader that accelerate has not

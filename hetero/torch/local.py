@@ -208,6 +208,7 @@ class LocalFetcher:
                 _ = self._dataset.built
             self._warn_of_connections()
         elif options.num_workers and _compares_globals():
+            # Workers import the script anew. Each compares the globals that it finds with those of this process.
             self._dataset.globals = self._dataset.globals_reader().read()
         # Persistent workers outlive a pass. So may the workers of a registered data set, whose next epoch they begin
         # early (`LocalBatches.may_be_kept`).

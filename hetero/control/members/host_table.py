@@ -205,8 +205,8 @@ class HostTable:
                 return Obstacle(text=text)
             is_full = self.joined_hosts.is_full
             return Obstacle(text=f"{MAX_JOINED} hosts have joined, which is the limit") if is_full else None
-        # A host that comes back may have another address. It gets its place back when the old address has been silent
-        # for a lease (F40).
+        # A host that asks from its own address has lost the answer, or was restarted. A host that comes back may have
+        # another address. It gets its place back when the old address has been silent for a lease (F40).
         if known.address == joined.address or not self._lives(joined.host):
             return None
         # The new host may ask again, because the host that has joined may have been lost or may be leaving.

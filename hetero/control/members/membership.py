@@ -106,6 +106,7 @@ class Membership(HostTable):
             # A newer status has arrived before this status, because heartbeats and answers travel separately.
             return
         now_s = self._clock()
+        # Compute `local_news` again if the peer comes back to life, or if its status changes a part of it.
         is_alive = before is not None and now_s - peer.last_heard_s <= self._timings.lease_s
         if not is_alive or peer.has_left or before is None or _visible(status) != _visible(before):
             self._local_news = None
@@ -127,8 +128,8 @@ class Membership(HostTable):
         if peer.objection:
             peer.last_state = peer.objection
             return
-        # Adopt what the peer has decided or found out. First a new generation, because a failure of a rank counts only
-        # in its own generation.
+        # Adopt what the peer has decided or found out. A new generation comes before a failure, because a failure of a
+        # rank counts only in its own generation.
         self._follow_list(status)
         if status.generation > self.own.generation and self.own.decided is None:
             self._begin_generation(status.generation, status.restarted_for)
@@ -289,8 +290,8 @@ class Membership(HostTable):
         if self._members[self.own.host].role is Role.DATA:
             silent_s = now - max([self._started_s, *heard])
             # Before any trainer host was heard, the limit for the start of a job applies, which the launcher checks.
-            started = any(self._peers[host].status is not None for host in self.hosts(Role.TRAINER))
-            if started and silent_s > self._timings.orphan_s and not self.trainers_done:
+            was_any_heard = any(self._peers[host].status is not None for host in self.hosts(Role.TRAINER))
+            if was_any_heard and silent_s > self._timings.orphan_s and not self.trainers_done:
                 summary = f"no trainer host was heard for {silent_s:.0f} s; this host ends, to cause no more cost"
                 cause = Cause(host=self.own.host, summary=summary, exit_code=ExitCode.ORPHANED)
                 self.fail(cause)

@@ -343,6 +343,7 @@ class ProfiledBatches(Iterator[Any]):
         self._num_unconsumed = num_unconsumed
         self._is_closed = False
         self._is_first = True
+        """Whether the next batch is the first one of the pass."""
         self.request: BatchRequest | None = None
         """Request of the batch that `next` returned or raised an exception for."""
         self.is_repeated = False

@@ -76,13 +76,13 @@ class SamplerOrder:
         self.seed = seed
         self._parts = _parts_of(sampler)
         """The user's sampler, and the samplers that it wraps."""
-        self._generator_seeds = [_generator_seed(part) for part in self._parts]
+        self._generator_seeds = [_generator_seed(part) for part in self._parts]  # None for a part without a generator
         self.epoch: int | None = None
         """The epoch that was last set on the sampler. None if unknown."""
         self.length: int | None = None
         """The sampler's length in the latest pass. None before the first pass, for a sampler without a length, and for
         a stateful sampler, whose length may be only what is left of the epoch."""
-        self._left_pass: _LeftPass | None = None
+        self._left_pass: _LeftPass | None = None  # the latest pass of a stateful sampler
         self._last_order: tuple[int, bytes] | None = None
         """The epoch of the last pass that was drawn from its beginning to its end, and a digest of its order."""
         self._may_repeat = isinstance(sampler, list | tuple | range | np.ndarray)
