@@ -160,8 +160,8 @@ class Fetchers:
         attempt = self.window.start(batch, connection, self._fleet.clock())
         request = batch.request
         if (
-            # With "skip", other samples replace a sample that raises. A helper that raises sends none of its samples,
-            # so the endpoint could not replace only this one.
+            # If one sample of a part raises, its helper sends no sample of the part. With "skip", such samples are
+            # expected, so parts would often be computed in vain.
             request.on_sample_error == "raise"
             # A request that may kill endpoints must reach one endpoint only, so it asks no helpers.
             and not batch.poison.num_calls

@@ -188,7 +188,7 @@ class Feed(LoaderPipeline):
                 epoch=0,
                 position=0,
                 collate=self.collate,
-                # Endpoints must not convert arrays to tensors, as they do for torch's loader.
+                # Without collation, endpoints would convert arrays to tensors, as torch does.
                 as_is=True,
                 on_sample_error=options.on_sample_error,
                 compression=options.compression,

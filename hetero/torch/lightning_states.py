@@ -54,8 +54,8 @@ def load_pending_state(pipeline: Pipeline) -> None:
         is_new_fit = not _states_and_loaded or _states_and_loaded[0] is not states
         if is_new_fit:
             _states_and_loaded[:] = [states]
-        has_loaded = any(each is pipeline for each in _states_and_loaded)
         for loader, state in zip(stateful, states, strict=True):
+            has_loaded = any(each is pipeline for each in _states_and_loaded)
             if getattr(loader, "_pipeline", None) is pipeline and not has_loaded:
                 _states_and_loaded.append(pipeline)
                 pipeline.load_state(state)
