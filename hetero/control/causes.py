@@ -47,12 +47,14 @@ def is_crash(exit_status: int) -> bool:
 def root_of(causes: Iterable[Cause]) -> Cause:
     """Return the cause that most likely led to the others: the first cause of the most likely kind.
 
-    The kinds, most likely first: a crash, a failure without a signal, a signal that another failure may have caused, a
-    broken connection.
+    A failure that is not the consequence of another one comes before the consequences. Within both groups, a failure by
+    a signal comes first: a crash before an exception, and a signal that another failure may have caused before a broken
+    connection.
 
     Args:
         causes: At least one cause, in order of arrival.
     """
+    # False comes before True, and `min` returns the first of equal causes.
     return min(causes, key=lambda cause: (cause.is_consequence, not cause.by_signal))
 
 

@@ -112,10 +112,13 @@ class Hub:
         self._membership = membership
         self._admitter = admitter
         self._resolve_name = resolve
+        """Maps the name of a host to an address. `_resolve` also knows the addresses that joined hosts have stated."""
         self._started_s = time.monotonic() if started_s is None else started_s
         self._changed = threading.Condition(threading.RLock())
         self._version = 0
-        self._known = membership.news, membership.local_news
+        """Number of changes of ``Membership.news``. A connection sends each version of this host's status once."""
+        self._last_news = membership.news, membership.local_news
+        """``Membership.news``, which is for other hosts, and ``local_news``, which is for this host, when last seen."""
         self._remote = remote
         self._session_options = session_options
         self._heartbeat_s = heartbeat_s
@@ -196,13 +199,13 @@ class Hub:
             yield self._membership
             self._membership.tick()
             self._follow_joined()
-            known_news, known_local_news = self._known
+            last_news, last_local_news = self._last_news
             news, local_news = self._membership.news, self._membership.local_news
-            self._known = news, local_news
+            self._last_news = news, local_news
             # With a new version, the connections send this host's status to all peers at once.
-            if news != known_news:
+            if news != last_news:
                 self._version += 1
-            if news != known_news or local_news != known_local_news:
+            if news != last_news or local_news != last_local_news:
                 self._changed.notify_all()
 
     @property
@@ -276,25 +279,29 @@ class Hub:
             return pb.HostStatus(protocol=CONTROL_PROTOCOL, host=self._membership.own.host)
         status = self._parsed(context, status_from_proto, request)
         with self.membership() as membership:
-            is_unknown = not membership.has(status.host)
-            if not is_unknown:
+            is_known = membership.has(status.host)
+            if is_known:
                 membership.observe(status)
-        # An unknown host may have been added to the description of the cluster. It then joins the job here.
-        may_join = self._admitter is not None and is_unknown and status.state not in LEAVING
-        joined = self._admitter.described(status.host) if self._admitter is not None and may_join else None
-        if joined is not None:
-            with self.membership() as membership:
-                is_unknown = membership.obstacle_to(joined) is not None
-                if not is_unknown:
-                    membership.admit(joined)
-                    membership.observe(status)
         # The host may have joined through another trainer host a moment ago, or it was lost and removed.
-        if is_unknown:
+        if not is_known and not self._admit_described(status):
             why = f"{status.host!r:.100} is not a host of this job"
             self._log_refusal(why)
             context.abort(grpc.StatusCode.NOT_FOUND, why)
         with self._changed:
+            # Only the reporter writes the values that scripts have logged.
             return status_to_proto(self._membership.own, has_metrics=status.host == self._membership.reporter)
+
+    def _admit_described(self, status: HostStatus) -> bool:
+        """Admit an unknown host that was added to the description of the cluster. Return whether it was admitted."""
+        if self._admitter is None or status.state in LEAVING:
+            return False
+        joined = self._admitter.described(status.host)
+        with self.membership() as membership:
+            if joined is None or membership.obstacle_to(joined) is not None:
+                return False
+            membership.admit(joined)
+            membership.observe(status)
+        return True
 
     def _on_join(self, request: pb.JoinRequest, context: grpc.ServicerContext) -> pb.JoinReply:
         """Admit a data host to the running job. Return when all living trainer hosts know it."""
@@ -303,7 +310,9 @@ class Hub:
         if self._admitter is None:
             admitter = self._membership.reporter
             return pb.JoinReply(admitter=admitter, admitter_address=self._resolve(admitter))
-        # If a host has lost the registrar's answer, it asks again. By then this launcher has the port of the registrar.
+        # Before the job, hosts ask a registrar at this port for the description of the cluster. A host that has lost
+        # its answer asks again, and may reach this launcher. It is a host of the job from the start, so send it the
+        # description. The address proves that no other host has taken its name.
         if self._admitter.has_described(asked.host) and self._is_at(asked.host):
             return self._admitter.reply(asked.host)
         joined = self._admitter.placed(asked.host)
@@ -367,13 +376,16 @@ class Hub:
                 self._changed.wait_for(lambda: self._membership.failure_delivered, _FORWARD_S)
 
     def _updates(self, connection: Connection) -> Iterator[pb.RankUpdate]:
-        """Yield an update for a rank after each change, until its connection or the hub ends."""
+        """Yield an update for a rank after each change, until its connection or the hub ends.
+
+        The lock is not held while an update is sent, because a slow rank must not block the hub.
+        """
         sent: pb.RankUpdate | None = None
         while not connection.is_ended() and not self._stopping.is_set():
             with self._changed:
                 update = self._rank_update()
                 if update == sent:
-                    # Limit the wait, because a watch that was cancelled must free its thread.
+                    # Limit the wait, because the connection may have ended, and then this thread must end too.
                     self._changed.wait(POLL_S)
                     continue
             sent = update

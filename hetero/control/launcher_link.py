@@ -42,7 +42,9 @@ class LauncherLink:
         self._transport = choose_transport(tls)
         self._hello = GREETING + proof_of_rank(token, job_id)
         self._calls: Connection | None = None
+        """Connection for calls, opened with the first call."""
         self._watching: Connection | None = None
+        """Connection of the `watch` in progress. None without one."""
 
     def register(self, request: pb.RegisterRequest) -> pb.RegisterReply:
         """Announce this rank. Block until the launcher answers.

@@ -21,14 +21,14 @@ MAX_HOST_VALUES = 8_000
 
 
 def _write(values: Sequence[LoggedMetric] | None) -> Mapping[str, object]:
-    """Return the fields of a report for the values of its rank: one message per metric."""
+    """Return the fields of a report for the values of its rank: one message per metric. None: no new values."""
     found: dict[str, list[LoggedMetric]] = {}
     for value in values or ():
         found.setdefault(value.name, []).append(value)
     metrics = [
         pb.MetricSeries(
             name=name,
-            # A message's number is never absent, so 0 means no step.
+            # A message's number is never absent. So 0 means no step, and n + 1 means step n.
             step=[0 if each.step is None else each.step + 1 for each in series],
             value=[each.value for each in series],
             at_s=[each.at_s for each in series],
@@ -40,7 +40,7 @@ def _write(values: Sequence[LoggedMetric] | None) -> Mapping[str, object]:
 
 
 def _read(report: pb.RankReport, _outer: object) -> tuple[LoggedMetric, ...] | None:
-    """Return the values in a report, in the order of their times. None without values.
+    """Return the values in a report, in the order of their times. None if they have not changed.
 
     Raises:
         ProtocolError: If a message is malformed or there are too many values.

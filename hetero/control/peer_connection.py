@@ -97,7 +97,9 @@ class PeerConnection:
         self._target = ""
         self._channel: grpc.Channel | None = None
         self._look_up: _LookUp | None = None
+        """The lookup of the peer's address that is in progress. None without one."""
         self._name_error = ""
+        """Why the last lookup found no address. Empty if it found one."""
         self._is_heard = False
         """Whether the last heartbeat was answered."""
         self._was_heard = False
@@ -196,7 +198,8 @@ class PeerConnection:
         try:
             status = status_from_proto(reply)
         except ProtocolError as error:
-            # Most likely the peer speaks another protocol. Requests prove nothing, because callers are not identified.
+            # Most likely the peer speaks another protocol. Only its answer shows this. A heartbeat of another protocol
+            # that arrives here could be from any host.
             self._fail(ExitCode.DISAGREEMENT, str(error))
             return False
         self._is_heard = self._was_heard = True
@@ -212,10 +215,10 @@ class PeerConnection:
         where = f"{self._host} ({self._target})"
         if code is grpc.StatusCode.UNAUTHENTICATED and security.is_of_other_job(error, options.job_id):
             summary = f"{where}: a launcher of another job has this port; {_OTHER_PORT}"
-            self._fail(ExitCode.PORT, summary, final=True)
+            self._fail(ExitCode.PORT, summary, decides_alone=True)
         elif code is grpc.StatusCode.UNAUTHENTICATED:
             summary = f"{where} refuses this host's token; give every host of the job the same token"
-            self._fail(ExitCode.AUTHENTICATION, summary, final=True)
+            self._fail(ExitCode.AUTHENTICATION, summary, decides_alone=True)
         elif code is grpc.StatusCode.UNIMPLEMENTED:
             self._unreachable(
                 f"{self._target} answers but is not a hetero launcher: does another program use the port?"
@@ -231,7 +234,7 @@ class PeerConnection:
             found = diagnose(error.details() or "")
             if found is not None and found.is_certificate and not self._was_heard:
                 # At the start, a bad certificate fails the job at once. Later, the peer only counts as silent.
-                self._fail(ExitCode.AUTHENTICATION, f"{where}: TLS: {found.text}", final=True)
+                self._fail(ExitCode.AUTHENTICATION, f"{where}: TLS: {found.text}", decides_alone=True)
 
     def _unreachable(self, why: str) -> None:
         """Record why the peer cannot be reached, with the error of the last lookup."""
@@ -241,13 +244,18 @@ class PeerConnection:
         with self._options.membership() as membership:
             membership.unreachable(self._host, why)
 
-    def _fail(self, exit_code: ExitCode, summary: str, *, final: bool = False) -> None:
-        """Fail the job because of this peer, unless the job can continue without it."""
+    def _fail(self, exit_code: ExitCode, summary: str, *, decides_alone: bool = False) -> None:
+        """Fail the job because of this peer, unless the job can continue without it.
+
+        Args:
+            exit_code: Exit code of the job.
+            summary: Why the job fails.
+            decides_alone: Whether this host ends without a decision of the arbiter, because other hosts reject it.
+        """
         with self._options.membership() as membership:
             if membership.do_without(self._host, summary):
                 return
             cause = Cause(host=membership.own.host, summary=summary, exit_code=exit_code)
             membership.fail(cause)
-            if final and membership.own.decided is None:
-                # This host decides alone, because the other hosts reject what it sends.
+            if decides_alone and membership.own.decided is None:
                 membership.update(decided=cause)

@@ -60,9 +60,9 @@ class Peer:
     def awaits_final_of(self, role: Role, *, is_arbiter: bool) -> bool:
         """Return whether the peer may still be waiting to learn how this host ends.
 
-        A host that has ended does not wait, except a trainer host that is done. Such a host stays until all trainer
-        hosts are done. The arbiter also stays for the last figures of the data hosts: it writes the report, or the
-        profile.
+        A failed host does not wait. A host that is done waits only if it is a trainer host and this host is one too,
+        because each trainer host stays until all are done. The arbiter stays also for the last figures of data hosts,
+        because it writes the report or the profile.
 
         Args:
             role: Role of this host.
@@ -73,8 +73,8 @@ class Peer:
         state = HostState.INIT if self.status is None else self.status.state
         # Without this rule, two of ten busy profile runs lost the samples of a data host. A job whose trainer hosts
         # ended within 20 ms of each other failed with HET-32, because one of them left before it had told the other.
-        stays = self.member.role is Role.TRAINER and (role is Role.TRAINER or is_arbiter)
-        return state is not HostState.FAILED and (state is not HostState.DONE or stays)
+        waits_when_done = self.member.role is Role.TRAINER and (role is Role.TRAINER or is_arbiter)
+        return waits_when_done if state is HostState.DONE else state is not HostState.FAILED
 
 
 def differences(theirs: HostStatus, ours: HostStatus) -> Iterator[str]:

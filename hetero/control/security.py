@@ -235,7 +235,10 @@ def proof_of_rank(token: Token | None, job_id: str) -> bytes:
 
 
 def is_of_other_job(error: grpc.RpcError, job_id: str) -> bool:
-    """Return whether a server of another job than ``job_id`` rejected a call for its token."""
+    """Return whether a server of another job than ``job_id`` rejected a call for its token.
+
+    A server sends a digest of its job's id with each rejection of a token.
+    """
     found = _values(list(error.trailing_metadata() or ()), _JOB_DIGEST)
     return bool(found) and found != [_digest(job_id).encode()]
 
@@ -292,7 +295,7 @@ class ServerInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
         self._lock = threading.Lock()
         self._auth_failures = 0
         self._next_log_s = float("-inf")
-        # A separate pool: a flood of unauthenticated calls must not make the server start all of its threads.
+        # Reject calls on separate threads. A flood of unauthenticated calls must not occupy the server's threads.
         threads = ThreadPoolExecutor(_NUM_REFUSERS, thread_name_prefix="refuse")
         unauthenticated, precondition = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.FAILED_PRECONDITION
         digest = ((_JOB_DIGEST, _digest(job_id)),)

@@ -29,6 +29,7 @@ def check_not_importing() -> None:
     Raises:
         ConfigError: If the script is only being imported. The message names the line of the script that trains.
     """
+    # The script is being imported if its module's code is in progress. Loader processes import it as ``__mp_main__``.
     frame = sys._getframe()
     while (caller := frame.f_back) is not None:
         frame = caller

@@ -105,11 +105,11 @@ class CheckedReader(Iterator[Any]):
         is_first = self._is_first()
         is_compared = self._own_dataset is not None and (request.verify or self._own_dataset.is_due(request.spec))
         if not is_first and not is_compared:
-            # The first batches of the loader are compared. The data set that this process has built is not needed now.
+            # All first batches of the loader have been compared. Free the data set that this process has built for it.
             if self._own_dataset is not None:
                 self._own_dataset.release()
             return batch
-        # Before delivery, check the globals at the first batch of an epoch. Compare the batches of the purity check.
+        # Before delivery, check the globals at the first batch of an epoch, and compare this batch if its turn is now.
         try:
             if is_first:
                 self._check_globals()

@@ -33,6 +33,7 @@ class KeptBatches:
     def __init__(
         self, *, copy: Callable[[Any], Any], nbytes: Callable[[Any], int], max_bytes: int | None = None
     ) -> None:
+        # An eighth, because the other ranks of this host keep batches too.
         self._max_bytes = psutil.virtual_memory().available // 8 if max_bytes is None else max_bytes
         self._copy = copy
         self._nbytes_of = nbytes
@@ -41,14 +42,15 @@ class KeptBatches:
         self._copies: Iterator[Any] | None = None
         self._lock = threading.Lock()
         self.cpu_s = 0.0
-        """CPU seconds that the thread has used for copies."""
+        """CPU seconds that the thread of `_prefetched` has used. They are not part of the training."""
 
     def __len__(self) -> int:
         return len(self._batches)
 
     def keep(self, batch: Any) -> None:
-        """Keep a copy of a batch, unless 8 batches are kept or the batch exceeds the limit of bytes."""
+        """Keep a copy of a batch, unless 8 batches are kept or the kept bytes would exceed their limit."""
         nbytes = self._nbytes_of(batch)
+        # Keep the first batch whatever its size, because `next` needs one.
         if len(self._batches) >= MAX_KEPT or (self._batches and self._nbytes + nbytes > self._max_bytes):
             return
         self._batches.append(self._copy(batch))
@@ -66,7 +68,11 @@ class KeptBatches:
         return self._copy(batch)
 
     def _prefetched(self, copies: Iterator[Any]) -> Iterator[Any]:
-        """Yield the copies. A thread makes them before the script asks for them."""
+        """Yield the copies without end. A thread makes them before the script asks for them.
+
+        Args:
+            copies: Makes a copy at each ``next``. It never ends.
+        """
         ready: queue.Queue[Any] = queue.Queue(_NUM_PREFETCHED)
 
         def copy() -> None:
@@ -74,6 +80,7 @@ class KeptBatches:
                 self.cpu_s = time.thread_time()
                 ready.put(made)
 
+        # A daemon thread, which ends with the process. A profile run ends right after these batches.
         threading.Thread(target=copy, name="hetero-kept-batches", daemon=True).start()
         while True:
             yield ready.get()

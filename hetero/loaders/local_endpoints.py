@@ -47,7 +47,7 @@ class LocalEndpoints:
     """
 
     def __init__(self, num_endpoints: int) -> None:
-        # Find the script first. This may raise, and later the descriptor of the token would stay open.
+        # Find the script first, because this may raise. Later the descriptor of the token would stay open then.
         script = script_path()
         token = Token.generate()
         self._descriptor, token_path = token_memfd(token)
@@ -104,7 +104,7 @@ class LocalEndpoints:
         Raises:
             HeteroError: If endpoints ended too often to be started again.
         """
-        # As long as one endpoint serves, it makes the batches of the others too.
+        # The pool has given up some endpoints. While another one still serves, it makes their batches too.
         failure = self._pool.failure
         if failure is not None and not self._pool.records:
             raise failure

@@ -83,8 +83,8 @@ class LoaderPipeline(LoaderTiming):
             a canary run are malformed.
     """
 
-    counts_on = False
-    """Whether passes after a call of ``set_epoch`` are the following epochs, see `Progress`."""
+    advances_chosen_epoch = False
+    """Whether each pass after the one that ``set_epoch`` chose is the following epoch, see `Progress`."""
     has_own_order = True
     """Whether the loader uses its own order instead of a user's sampler."""
     has_workers = False
@@ -95,21 +95,22 @@ class LoaderPipeline(LoaderTiming):
     def __init__(self, subject: Any, options: LoaderOptions) -> None:
         if isinstance(subject, DatasetSpec):
             _check_batch_size(options.batch_size or 1)
-        dataset = subject.name if isinstance(subject, DatasetSpec) else type(subject).__name__
-        super().__init__(options.name or dataset)
+        # A short name for people. `dataset_name` is the one that identifies a class.
+        shown_dataset = subject.name if isinstance(subject, DatasetSpec) else type(subject).__name__
+        super().__init__(options.name or shown_dataset)
         self.subject = subject
         self.options = options
         self.collate = options.batch_size is not None
         """Whether samples are made into batches."""
         self.dataset_name = subject.name if isinstance(subject, DatasetSpec) else type(subject).__qualname__
-        """Registered name of the data set, or the class of a data set object."""
+        """Registered name of the data set, or the qualified name of a data set object's class."""
         self.arguments_digest = _arguments_digest(subject)
         self.kind = self.name, self.dataset_name, self.arguments_digest
         """Key that is equal for loaders that the script makes one after the other, for example one in each epoch."""
-        self.skips = SkipLog(self.name, dataset, max_skips=options.max_skips)
+        self.skips = SkipLog(self.name, shown_dataset, max_skips=options.max_skips)
         self.traffic = Traffic(options.compression)
         """Counts the bytes of batches from endpoints."""
-        self.progress = Progress(counts_on=self.counts_on)
+        self.progress = Progress(advances_chosen_epoch=self.advances_chosen_epoch)
         self.prefetched = Prefetched()
         """Batches of the next epoch, kept between two passes."""
         self.audited_as: LoaderFacts | None = None
@@ -117,6 +118,7 @@ class LoaderPipeline(LoaderTiming):
         self.extent = Extent()
         """Counts the passes, and records how much of the data set they use."""
         self._part = part_of()
+        """The samples that a canary run uses, see `hetero.loaders.parts`. None: all samples."""
         self._num_requests = 0
         self._has_reported_empty = False
         self._has_reported_part = False
@@ -124,11 +126,12 @@ class LoaderPipeline(LoaderTiming):
             from hetero.loaders import remote  # imports the data plane, which local jobs do not need
 
             remote.expect(subject)
+            # From now on the script may call len(spec), but this host may lack the data.
             answer_lengths()
 
     @property
-    def may_go_on(self) -> bool:
-        """Whether the requests of the next epoch follow those of a pass, unless this is a profile run."""
+    def may_add_next_epochs(self) -> bool:
+        """Whether a pass may also request the first batches of the next epoch. A profile run does not do this."""
         return self.options.requests_next_epoch
 
     @property
@@ -141,7 +144,10 @@ class LoaderPipeline(LoaderTiming):
         raise NotImplementedError
 
     def num_samples(self) -> int:
-        """Return the samples of an epoch over all ranks: the length of the data set, or less in a canary run."""
+        """Return the samples of an epoch over all ranks: the length of the data set, or less in a canary run.
+
+        A canary run is a short trial of the script on a fraction of its samples, see `hetero.loaders.parts`.
+        """
         # Raise the user's exception type, because a script may catch it around len(loader), as around the loop.
         with raising_user_types():
             self.extent.dataset_samples = whole = self.dataset_samples()
@@ -274,6 +280,7 @@ class LoaderPipeline(LoaderTiming):
             epoch=epoch,
             position=planned.position,
             collate=self.collate,
+            # torch's workers make collated tensors contiguous. A batch must be the same wherever it is computed.
             contiguous=self.has_workers,
             step=self._num_requests,
             # Do not spend one of the few purity checks on a prefetched batch, because that batch may be discarded.
@@ -357,7 +364,7 @@ def is_checked() -> bool:
 
 
 def answer_lengths() -> None:
-    """Make endpoints answer ``len(spec)`` from now on, because this host may lack the data."""
+    """Let ``len(spec)`` ask endpoints from now on, because this host may lack the data."""
     from hetero.loaders import remote
 
     set_describer(remote.num_samples)

@@ -57,8 +57,8 @@ class RequestingPipeline(Protocol):
     def num_samples(self) -> int:
         """Return the samples of an epoch over all ranks."""
 
-    def plan_lane(self, start: Start, lane: tuple[int, ...]) -> Iterator[PlannedBatch]:
-        """Yield the batches of a lane, see `RequestedEpoch`, from a start on."""
+    def plan_selection(self, start: Start, selection: tuple[int, ...]) -> Iterator[PlannedBatch]:
+        """Yield the batches of a selection, see `RequestedEpoch`, from a start on."""
 
     def request(self, planned: PlannedBatch, epoch: int, *, is_prefetch: bool = False) -> BatchRequest:
         """Return the request for a planned batch. ``is_prefetch``: whether the script has not asked for its epoch."""
@@ -70,8 +70,9 @@ class RequestedEpoch:
 
     start: Start
     shard: Shard
-    lane: tuple[int, ...] = ()
-    """Key of the batches that are requested, for a tool that takes every n-th batch. Empty: all batches."""
+    selection: tuple[int, ...] = ()
+    """Numbers that say which batches of the epoch are requested, for a tool that takes every n-th batch. Their meaning
+    is known to ``plan_selection`` only. Empty: all batches."""
     num_requested: int = 0
     num_passed: int = 0
     """Batches that were delivered or have raised."""
@@ -89,9 +90,9 @@ class EpochRequests(Iterator[BatchRequest]):
         pipeline: Plans the epochs.
         start: Start of the pass.
         planned: Batches of the pass.
-        goes_on: Whether the next epochs follow. If not, batches are planned only when they are requested, because a
-            user's sampler may draw from the script's generators.
-        lane: See `RequestedEpoch`. The pipeline's ``plan_lane`` gets it.
+        adds_next_epochs: Whether the requests of the next epochs follow. If not, each batch is planned only when it
+            is requested, because a user's sampler may draw from the script's generators.
+        selection: See `RequestedEpoch`. The pipeline's ``plan_selection`` gets it.
     """
 
     def __init__(
@@ -100,13 +101,13 @@ class EpochRequests(Iterator[BatchRequest]):
         start: Start,
         planned: Iterator[PlannedBatch],
         *,
-        goes_on: bool,
-        lane: tuple[int, ...] = (),
+        adds_next_epochs: bool,
+        selection: tuple[int, ...] = (),
     ) -> None:
         self._pipeline = weakref.ref(pipeline)
         self._extent = pipeline.extent
-        self._goes_on = goes_on
-        self._lane = lane
+        self._adds_next_epochs = adds_next_epochs
+        self._selection = selection
         self.in_flight: deque[BatchRequest] = deque()
         """Requests whose batches were not delivered and have not raised, the oldest first."""
         self._planned_in_flight: deque[PlannedBatch] = deque()
@@ -114,20 +115,23 @@ class EpochRequests(Iterator[BatchRequest]):
         """The epoch that is being delivered, and later ones that have been requested in part."""
         self._planned: Iterator[PlannedBatch] = iter(())
         self._next: PlannedBatch | None = None
-        """The batch that was planned ahead. None if this was the last batch of its epoch, or without planning ahead."""
+        """The batch to request next, if batches are planned one ahead. None at the end of an epoch."""
         self._has_ended = False
         self._begin(pipeline, start, planned)
 
     def __next__(self) -> BatchRequest:
-        """Return the next request. Plan its batch now, unless it was planned ahead because the next epochs follow."""
+        """Return the next request: of the present epoch, or of the next epochs if `adds_next_epochs` was passed.
+
+        In the second case batches are planned one ahead, to know whether the epoch has another batch.
+        """
         pipeline = self._pipeline()
         # The script has dropped the loader, or the data set has become empty.
         if pipeline is None or self._has_ended:
             raise StopIteration
-        if not self._goes_on:
+        if not self._adds_next_epochs:
             planned: PlannedBatch | None = next(self._planned)
         else:
-            # An epoch without batches would be followed by further such epochs without end.
+            # All batches of the epoch were requested, so begin the next epoch. If it is empty, later ones are too.
             if self._next is None and not self._begin_next(pipeline):
                 self._has_ended = True
                 raise StopIteration
@@ -142,7 +146,7 @@ class EpochRequests(Iterator[BatchRequest]):
         # `hetero canary` refuses runs whose passes are too short for the number of batches in flight. With passes of 2
         # to 6 batches, and 8 in flight, a canary forecast 81 s for a job of 240 s.
         self._extent.max_in_flight = max(self._extent.max_in_flight, len(self.in_flight))
-        if self._goes_on:
+        if self._adds_next_epochs:
             self._plan_next()
         return request
 
@@ -161,18 +165,18 @@ class EpochRequests(Iterator[BatchRequest]):
     def _begin_next(self, pipeline: RequestingPipeline) -> bool:
         """Begin to request the epoch after the last one. Return whether it has batches."""
         last = self.epochs[-1].start
-        # If the script chose the last epoch (``again`` is not None) and the last pass was its first pass there, the
-        # script will probably choose the next epoch.
-        following = Start(last.epoch + 1, again=0) if last.again == 0 else last.following()
+        # If the script chose the last epoch and this is its first pass there, it will probably choose the next epoch.
+        has_chosen = last.earlier_passes == 0
+        following = Start(last.epoch + 1, earlier_passes=0) if has_chosen else last.following()
         start = replace(following, num_samples=pipeline.num_samples())
-        self._begin(pipeline, start, pipeline.plan_lane(start, self._lane))
+        self._begin(pipeline, start, pipeline.plan_selection(start, self._selection))
         return self._next is not None
 
     def _begin(self, pipeline: RequestingPipeline, start: Start, planned: Iterator[PlannedBatch]) -> None:
         """Begin to request an epoch whose batches are ``planned``."""
-        self.epochs.append(RequestedEpoch(start, pipeline.shard(), self._lane))
+        self.epochs.append(RequestedEpoch(start, pipeline.shard(), self._selection))
         self._planned = planned
-        if self._goes_on:
+        if self._adds_next_epochs:
             self._plan_next()
 
     def _plan_next(self) -> None:
@@ -213,7 +217,7 @@ class Prefetched:
                     return
         batches.close()
 
-    def take(self, start: Start, shard: Shard, lane: tuple[int, ...] = ()) -> tuple[Batches, EpochRequests] | None:
+    def take(self, start: Start, shard: Shard, selection: tuple[int, ...] = ()) -> tuple[Batches, EpochRequests] | None:
         """Return the kept batches if a pass with this start on this rank can use them. Discard them if not."""
         kept = self._pop()
         if kept is None:
@@ -221,7 +225,7 @@ class Prefetched:
         batches, requests = kept
         first = requests.epochs[0]
         # The script may have chosen another epoch, or the process group may have changed.
-        is_same = (first.start, first.shard, first.lane) == (start, shard, lane)
+        is_same = (first.start, first.shard, first.selection) == (start, shard, selection)
         if is_same and batches.is_open and batches.may_be_kept:
             return kept
         batches.close()

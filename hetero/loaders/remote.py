@@ -135,5 +135,7 @@ def open_reader(
         reader,
         compares_globals=is_wanted,
         compares_batches=is_wanted and compares_batches,
+        # Later batches are compared from time to time, because files may change while the job runs. One rank is enough,
+        # because all ranks get their batches from the same data hosts.
         compares_later=session is not None and session.rank == 0,
     )

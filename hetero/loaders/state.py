@@ -26,7 +26,7 @@ class LoaderState:
     epoch: int
     """The epoch that is being delivered."""
     again: int | None = None
-    """Number of this pass among the passes of its epoch, see `Start`."""
+    """How many passes of this epoch had begun before this pass, see `Start.earlier_passes`."""
     batches: int
     """Number of global batches of this epoch that were delivered."""
     order: str = field(metadata=limits(choices=_ORDERS))
@@ -79,7 +79,8 @@ class LoaderState:
         rest = dict(value)
         if rest.pop("version") != _VERSION:
             raise ConfigError(f"loader state has version {value['version']!r}, this hetero reads {_VERSION}")
-        # A sampler's state may be anything, so it is not checked.
+        # The state of a user's sampler may be anything, so it is not checked. It is in ``sampler``, and in ``left`` if
+        # the state was taken between two passes.
         sampler, left = rest.pop("sampler", None), rest.pop("left", None)
         if left is not None and not _is_left(left):
             raise ConfigError(f"loader state: left is {str(left)[:80]!r}, expected an epoch and a sampler's state")
@@ -143,7 +144,7 @@ class Start:
     """Number of global batches to skip."""
     sampler: object = None
     num_drawn: int = 0
-    may_skip: bool = False
+    may_become_next_epoch: bool = False
     """Whether the pass becomes the next epoch if nothing is left of this one."""
     completed: bool = False
     """Whether the pass that delivered the skipped batches had ended."""
@@ -155,14 +156,14 @@ class Start:
     """Length of the user's sampler in this epoch when the state was taken. Set only for a loaded state."""
     world_size: int | None = None
     """Number of ranks when the state was taken. Set only for a loaded state."""
-    again: int | None = None
+    earlier_passes: int | None = None
     """How many passes had begun since `Progress.set_epoch` chose this epoch. None if no epoch was chosen. Then each
     pass is the next epoch."""
 
     @property
     def number(self) -> int:
         """The number of this pass in orders and random keys, see `hetero.epochs`."""
-        return pass_number(self.epoch, self.again or 0)
+        return pass_number(self.epoch, self.earlier_passes or 0)
 
     @property
     def is_finished(self) -> bool:
@@ -187,7 +188,8 @@ class Start:
 
     def following(self) -> Start:
         """Return the start of the next pass if the script chooses no epoch for it."""
-        return Start(self.epoch + 1) if self.again is None else Start(self.epoch, again=self.again + 1)
+        earlier = self.earlier_passes
+        return Start(self.epoch + 1) if earlier is None else Start(self.epoch, earlier_passes=earlier + 1)
 
 
 class Progress:
@@ -198,16 +200,17 @@ class Progress:
     - `set_epoch` chooses the epoch of the next pass, which starts at its beginning. Later passes are further passes of
       this epoch, with another order and other draws, until `set_epoch` chooses again. If they were the following
       epochs, a script with two passes in each epoch would get the same batches in the second pass of an epoch and in
-      the first pass of the next. With ``counts_on``, later passes are the following epochs, because Keras's ``fit``
-      takes many epochs after one call.
+      the first pass of the next. With ``advances_chosen_epoch``, later passes are the following epochs, because Keras's
+      ``fit`` takes many epochs after one call.
     - `resume` makes the next pass continue where the state was taken. If nothing is left of that epoch, the pass is the
       next epoch. The pass is empty instead if the state was taken in the loop's last step, before the pass ended, or if
       `set_epoch` names the finished epoch.
     """
 
-    def __init__(self, *, counts_on: bool = False) -> None:
-        self._first_pass = None if counts_on else 0
-        """`Start.again` of a pass whose epoch was chosen."""
+    def __init__(self, *, advances_chosen_epoch: bool = False) -> None:
+        self._earlier_passes_if_chosen = None if advances_chosen_epoch else 0
+        """`Start.earlier_passes` of the first pass in an epoch that `set_epoch` chose. With None, the pass after it is
+        the following epoch. With 0, that pass is another pass of the same epoch."""
         self._num_passes = 0
         """Passes that have begun. This is the number of the latest pass."""
         self._latest: Start | None = None
@@ -215,7 +218,9 @@ class Progress:
         self._batches = 0
         """Global batches of the epoch up to the last delivered batch, with those that the latest pass has skipped."""
         self._sampler: object = None
+        """State of the user's sampler after that batch, if the sampler is stateful."""
         self._num_drawn = 0
+        """Number of indices drawn in the epoch up to that batch."""
         self.num_samples: int | None = None
         """Length of the data set when the latest pass was planned."""
         self.named_epoch: int | None = None
@@ -225,10 +230,12 @@ class Progress:
         self._is_completed = False
         """Whether the latest pass was delivered to its end."""
         self._has_left = False
-        """Whether `leave` was called since the latest pass began."""
+        """Whether another pass is about to begin, see `leave`. Then the latest pass is over, although it may not have
+        been delivered to its end."""
         self._latest_resumed: Start | None = None
         """Start of the latest pass if it resumed a loaded state in the middle of an epoch."""
         self._has_warned = False
+        """Whether a warning about an iterator from before the loaded state was logged."""
         self._tool_offset = 0
         """Epoch that a tool's epoch 0 means, see `set_epoch_by_tool`."""
 
@@ -271,7 +278,7 @@ class Progress:
             sampler_epoch=state.sampler_epoch,
             sampler_length=state.sampler_length,
             world_size=state.world_size,
-            again=state.again,
+            earlier_passes=state.again,
         )
         self._has_warned = False
         self.named_epoch = None
@@ -295,14 +302,15 @@ class Progress:
         """Return where the next pass would begin, without beginning it."""
         # Continue at the loaded state, unless `set_epoch` chose another epoch than the state's.
         if self.resumed is not None and self.named_epoch in (None, self.resumed.epoch):
-            again = self.resumed.again
+            earlier_passes = self.resumed.earlier_passes
             # The script now chooses epochs, although it did not when the state was taken.
-            if self.named_epoch is not None and again is None:
-                again = self._first_pass
-            may_skip = self.named_epoch is None and self.resumed.completed
-            return replace(self.resumed, may_skip=may_skip, again=again)
+            if self.named_epoch is not None and earlier_passes is None:
+                earlier_passes = self._earlier_passes_if_chosen
+            # If the script names the state's epoch, it gets this epoch, even if nothing is left of it.
+            may_become_next_epoch = self.named_epoch is None and self.resumed.completed
+            return replace(self.resumed, may_become_next_epoch=may_become_next_epoch, earlier_passes=earlier_passes)
         if self.named_epoch is not None:
-            return Start(self.named_epoch, again=self._first_pass)
+            return Start(self.named_epoch, earlier_passes=self._earlier_passes_if_chosen)
         return Start(0) if self._latest is None else self._latest.following()
 
     def begin(self) -> tuple[int, Start]:
@@ -391,7 +399,7 @@ class Progress:
             self._num_drawn,
             completed=self._is_completed and num_trained == num_delivered,
             num_samples=self.num_samples,
-            again=self._latest.again,
+            earlier_passes=self._latest.earlier_passes,
         )
 
     def _warn_of_probe(self, start: Start) -> None:

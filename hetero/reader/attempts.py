@@ -134,6 +134,7 @@ class PendingBatch:
         # refuse this request too.
         if error.fault is Fault.MALFORMED:
             return ProtocolError(f"{connection.name} rejects the request: {error.details}")
+        # Any other fault (busy, not prepared, foreign) concerns only the endpoint, so request the batch again.
         return None
 
     def damaged(self, connection: EndpointConnection, error: ProtocolError) -> BaseException | None:
@@ -150,7 +151,11 @@ class PendingBatch:
         return self.num_failures[kind] >= MAX_ATTEMPTS
 
     def killed_too_often(self) -> DatasetError:
-        """Return the error of a request that killed too many endpoints. It names the request's indices."""
+        """Return the error of a request that killed too many endpoints. It names the request's indices.
+
+        Call this only if `PoisonDetector.is_proven`. So at least three of the lost endpoints are known to have died.
+        The others in the list may have died too, but the error names only the endpoints that certainly died.
+        """
         names = [lost.record.endpoint_id for lost in self.poison.endpoints if lost.has_died]
         indices = self._first_indices()
         note = ". on_sample_error='skip' handles exceptions only" if self.request.on_sample_error == "skip" else ""
@@ -183,7 +188,7 @@ class Attempt:
     batch: PendingBatch
     connection: EndpointConnection
     issued_s: float
-    """Monotonic time of the request."""
+    """Monotonic time when the request was sent, or when its call began."""
     is_alone: bool = False
     """Whether the endpoint computes no other request of this process meanwhile."""
     is_hedge: bool = False
@@ -195,9 +200,9 @@ class Attempt:
     is_given_up: bool = False
     """Whether the other attempt has settled the batch. Then the outcome of this one does not matter."""
     helpers: tuple[EndpointConnection, ...] = ()
-    """One endpoint of each other host that keeps samples of the batch."""
+    """One endpoint of each other host that has samples of the batch in its cache. It computes these samples."""
     owners: npt.NDArray[np.uint8] | None = None
-    """See `BatchRequest.owners`."""
+    """For each sample, the number of the endpoint that computes it, see `BatchRequest.owners`."""
     call: Any = None
     """The call in progress, see `hetero.endpoint.link.Call`. Set without the fleet's lock."""
     generation: int = field(init=False)
@@ -209,7 +214,10 @@ class Attempt:
 
     @property
     def request(self) -> BatchRequest:
-        """The request to send, which names the endpoints that keep samples."""
+        """The request to send. If other hosts compute samples of the batch, it names the endpoint of each sample.
+
+        ``helpers`` are the endpoints of the other hosts. ``owners`` has the number of an endpoint for each sample.
+        """
         if not self.helpers:
             return self.batch.request
         records = [connection.record for connection in self.helpers]
@@ -228,13 +236,14 @@ class Attempt:
     def since_s(self) -> float:
         """Monotonic time when the endpoint probably began to compute the batch.
 
-        An endpoint computes one batch after the other. So this is the time of the request, or the time of the
-        endpoint's last answer if that is later. If the endpoint has several emulated slots, it computes several batches
-        at the same time. Then this is always the time of the request.
+        An endpoint computes one batch after the other. So this is the time of the request, or the time when the
+        endpoint delivered its last batch if that is later.
         """
+        # Only an emulated endpoint has several slots. It computes several batches at once, so it begins each batch when
+        # the request arrives.
         if self.connection.record.num_slots > 1:
             return self.issued_s
-        return max(self.issued_s, self.connection.load_at_s)
+        return max(self.issued_s, self.connection.delivered_at_s)
 
     def is_lowest_of(self, batches: Iterable[PendingBatch]) -> bool:
         """Return whether no earlier request of ``batches`` is on this attempt's endpoint, or was lost with it.

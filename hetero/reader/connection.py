@@ -38,7 +38,8 @@ class ConnectionState(enum.Enum):
     """What is known about an endpoint.
 
     CONNECTING -> READY when the endpoint answered. READY or CONNECTING -> DOWN when a call failed. DOWN -> CONNECTING
-    when the back-off is over. Any state -> FOREIGN, which is final for this incarnation of the endpoint.
+    when the back-off is over. Any state -> FOREIGN when another process than the intended endpoint answered. FOREIGN is
+    final for this incarnation of the endpoint.
     """
 
     CONNECTING = "connecting"
@@ -87,22 +88,25 @@ class EndpointConnection:
         self.last_message = "no answer yet"
         """The latest news about the endpoint, for messages."""
         self.prepared: set[DatasetSpec] = set()
-        """Specifications that the endpoint serves and whose description agrees with the reference."""
+        """Specifications that the endpoint serves. Its description of the data set agrees with the reference, which is
+        the description of the job's first endpoint (`hetero.reader.consistency`)."""
         self.preparing: set[DatasetSpec] = set()
+        """Specifications that the endpoint has been asked to prepare and has not answered for."""
         self.unusable: set[DatasetSpec] = set()
         """Specifications that the endpoint cannot build, or whose description differs from the reference."""
         self.descriptions: dict[DatasetSpec, Description] = {}
         self.num_outstanding = 0
         """Requests of this process that the endpoint has not answered yet."""
         self.load = 0
-        """The load that the endpoint last reported, at ``load_at_s``."""
-        self.load_at_s = 0.0
-        self.chosen_at = 0
-        """Number of the router's last choice that chose this endpoint."""
+        """Requests of all ranks that waited or were computed on the endpoint when it sent its last batch."""
+        self.delivered_at_s = 0.0
+        """Monotonic time when the last batch from the endpoint arrived. 0 before the first batch."""
+        self.last_choice = 0
+        """The router numbers its choices. This is the number of the last one that chose this endpoint, or 0."""
         self.busy_until_s = 0.0
         """Monotonic time until which the endpoint gets no request, because it has rejected one."""
-        self._num_avoided = 0  # requests served badly since the last batch
-        self._avoided_until_s = 0.0
+        self._num_avoided = 0  # calls of `avoid` since the last batch
+        self._avoided_until_s = 0.0  # see `is_avoided`
         self.retry_at_s = 0.0
         """Monotonic time when the back-off after a failed call ends."""
         self.reserved_by: object | None = None
@@ -111,7 +115,7 @@ class EndpointConnection:
         """Whether the endpoint left the directory."""
         self.has_died = False
         """Whether the endpoint left the directory while its host stayed, so only the endpoint itself ended."""
-        self._num_failures = 0
+        self._num_failures = 0  # failed calls since the last batch. The back-off grows with them
         self._metadata = call_metadata(token, job_id, incarnation=record.incarnation)
         self._limits = limits
         self._tls = tls
@@ -121,7 +125,7 @@ class EndpointConnection:
         self._stale: list[EndpointLink] = []
         """Links that were given up and are not closed yet."""
         self.generation = 0
-        """Number that grows whenever the link is given up."""
+        """Number of links that were given up. It tells failures of an older link from failures of the present one."""
 
     @property
     def name(self) -> str:
@@ -153,7 +157,7 @@ class EndpointConnection:
             now_s: Monotonic seconds.
         """
         self._num_failures = self._num_avoided = 0
-        self.load, self.load_at_s = num_queued, now_s
+        self.load, self.delivered_at_s = num_queued, now_s
         self.last_message = "answered"
 
     def mark_down(self, why: str, now_s: float, generation: int | None = None) -> bool:
@@ -167,6 +171,7 @@ class EndpointConnection:
         Returns:
             Whether the endpoint was ready until now.
         """
+        # A foreign endpoint is never called again, so it needs no back-off.
         if self.state is ConnectionState.FOREIGN or generation not in (None, self.generation):
             return False
         was_down, was_ready = self.state is ConnectionState.DOWN, self.state is ConnectionState.READY
@@ -233,7 +238,7 @@ class EndpointConnection:
         self.reserved_by = None
 
     def mark_foreign(self, why: str) -> None:
-        """Record that this incarnation must never be used."""
+        """Record that the process at this address is not the intended endpoint. This incarnation is never used."""
         self.state = ConnectionState.FOREIGN
         self.last_message = why
         self.prepared.clear()
@@ -319,8 +324,8 @@ class EndpointConnection:
             AuthenticationError: As in `prepare`.
         """
         message, decoder = self._encode(request, allocate)
-        # Only `prepare` opens links, because it also calls `attend`. When a link was opened here, the first fetch
-        # failed and counted as the loss of an endpoint.
+        # Only `prepare` opens links, because it also opens the connection for batches and finds a dead port. When a
+        # link was opened here, the first fetch met the dead port, and this counted as the loss of an endpoint.
         link = self._link
         if link is None:
             # UNSENT: an endpoint that has not received a request cannot have died of it.

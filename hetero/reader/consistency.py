@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class ServedDataset:
-    """What this process knows about one data set on all endpoints.
+    """One data set on all endpoints: whether they hold the same data, and what was measured of its batches.
 
     Args:
         spec: The specification.
@@ -35,12 +35,15 @@ class ServedDataset:
     def __init__(self, spec: DatasetSpec) -> None:
         self.spec = spec
         self.reference: Description | None = None
+        """Description of the first endpoint. All others are compared with it. None until that endpoint answers."""
         self.failure: HeteroError | None = None
         """The error to raise if no batch of this data set can be trusted, else None."""
         self.batch_bytes = 64 * 2**20
         """Bytes of the largest recent batch. Before the first batch, 64 MiB: a guess that is rather too large."""
         self._sizes: deque[int] = deque(maxlen=Pace.NUM_OBSERVATIONS)
+        """Bytes of the recent batches."""
         self.receiver = ReceiverChoice()
+        """Decides whether the consumer itself or a fetcher receives the batches."""
         self.was_served = False
         """Whether an endpoint was ever ready for the data set."""
         self.has_settled = False
@@ -50,8 +53,11 @@ class ServedDataset:
         self.build_s = 0.0
         """Longest time that an endpoint took to prepare, in seconds."""
         self._reference_name = ""
-        self._initial: set[tuple[str, str]] = set()
+        """Id of the endpoint that gave the reference."""
+        self._present_at_choice: set[tuple[str, str]] = set()
+        """Identities of the endpoints that were present when the reference was chosen."""
         self._has_warned = False
+        """Whether a warning about different environments was logged."""
 
     def update(self, connections: Sequence[EndpointConnection]) -> None:
         """Choose the reference if an endpoint can give it, and compare the endpoints that have described themselves.
@@ -65,13 +71,11 @@ class ServedDataset:
             return
         for connection in connections:
             description = connection.descriptions.get(self.spec)
-            if description is not None:
-                self.descriptions[connection.record.endpoint_id] = description
-            if (
-                description is not None
-                and connection.state is ConnectionState.READY
-                and self.spec not in connection.prepared | connection.unusable
-            ):
+            if description is None:
+                continue
+            self.descriptions[connection.record.endpoint_id] = description
+            was_compared = self.spec in connection.prepared | connection.unusable
+            if connection.state is ConnectionState.READY and not was_compared:
                 self._compare(connection, description, self.reference)
 
     def observe_size(self, nbytes: int) -> None:
@@ -80,13 +84,16 @@ class ServedDataset:
         self.batch_bytes = max(self._sizes)
 
     def is_settled(self, connections: Sequence[EndpointConnection]) -> bool:
-        """Return whether each endpoint that was present at the choice of the reference is compared or unusable."""
+        """Return whether each endpoint that was present at the choice of the reference is compared or unusable.
+
+        An endpoint that is down is neither. It may be about to come back with the data set
+        (`hetero.pool.fork_server`), so the caller waits for it.
+        """
         return self.reference is not None and all(
-            connection.identity not in self._initial
+            connection.identity not in self._present_at_choice
             or self.spec in connection.prepared | connection.unusable
+            # A foreign endpoint is never used, so it is never compared.
             or connection.state is ConnectionState.FOREIGN
-            # An endpoint that is down is not settled. It may be about to come back with the data set, see
-            # `hetero.pool.fork_server`, so the caller waits for it.
             for connection in connections
         )
 
@@ -146,7 +153,7 @@ class ServedDataset:
                 log_warnings(description.warnings)
                 # Endpoints are remembered by id and incarnation, because an endpoint that is started again later counts
                 # as one that joined later.
-                self._initial = {other.identity for other in connections}
+                self._present_at_choice = {other.identity for other in connections}
                 return
             if self.spec in connection.preparing:
                 return  # this endpoint comes first and may still answer
@@ -168,9 +175,10 @@ class ServedDataset:
     def _exclude(self, connection: EndpointConnection, error: HeteroError, why: str) -> None:
         """Stop using the endpoint for the data set. Fail the data set if the job was planned with the endpoint."""
         connection.mark_unusable(self.spec, why)
-        is_late = self.reference is not None and connection.identity not in self._initial
+        is_late = self.reference is not None and connection.identity not in self._present_at_choice
+        # The job was planned without its optional endpoints. They join it when it has begun, so "joined later" is true
+        # of them even if they were there before the reference was chosen.
         if is_late or connection.record.is_optional:
-            # The job has run without this endpoint, so it can go on without it.
             logger.warning("endpoint %s joined later and is not used: %s", connection.record.endpoint_id, why)
         elif self.failure is None:
             self.failure = error

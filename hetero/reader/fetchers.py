@@ -143,6 +143,7 @@ class Fetchers:
             not batch.dataset.receiver.is_consumer
             # Fetchers receive larger batches, because several fetchers can receive at the same time.
             or batch.dataset.batch_bytes > AT_ONCE_BYTES
+            # An attempt has failed. Leave the batch to fetchers, because they know what to do with suspect batches.
             or batch.was_requested
             or not self.window.has_room(batch)
         ):
@@ -155,15 +156,18 @@ class Fetchers:
         return attempt
 
     def _start(self, batch: PendingBatch, connection: EndpointConnection) -> Attempt:
-        """Start an attempt for a missing batch. It names endpoints of the hosts that keep the samples."""
+        """Start an attempt for a missing batch. If other hosts have its samples in a cache, let them compute these."""
         attempt = self.window.start(batch, connection, self._fleet.clock())
         request = batch.request
         if (
-            # If one sample of a part raises, the endpoint that asked for the part cannot use the part's other samples.
+            # If one sample of a part raises, its helper sends no sample of the part. With "skip", such samples are
+            # expected, so parts would often be computed in vain.
             request.on_sample_error == "raise"
             # A request that may kill endpoints must reach one endpoint only, so it asks no helpers.
             and not batch.poison.num_calls
+            # A planned endpoint must itself try the samples that an optional endpoint has skipped.
             and not batch.doubted
+            # A purity check computes all samples twice on one endpoint.
             and not request.verify
         ):
             attempt.helpers, attempt.owners = self._router.choose_owners(request, connection)
@@ -201,9 +205,9 @@ class Fetchers:
             self._wake_one()
         return outcome
 
-    def come_back(self) -> None:
-        """Record that the consumer wants the next batch, so the batch before it no longer counts in the window."""
-        self.window.come_back()
+    def free_delivered(self) -> None:
+        """Stop counting the bytes of the batch before, because the consumer wants the next batch."""
+        self.window.free_delivered()
         self._wake_one()
 
     def wait(self, timeout_s: float) -> None:
@@ -266,10 +270,10 @@ class Fetchers:
         self._work_exists.notify_all()
         return math.inf
 
-    def _on_outcome(self, is_news: bool) -> None:
-        """Wake the consumer if an outcome concerns it. ``is_news``: return value of `Window.put`."""
+    def _on_outcome(self, has_work: bool) -> None:
+        """Wake the consumer if `Window.put` has returned that it has something to do, or to make a second attempt."""
         # Any outcome may free the endpoint that a second attempt needs.
-        if is_news or self._needs_endpoint:
+        if has_work or self._needs_endpoint:
             # The consumer takes the outcome, adds requests, or hedges.
             self._wake_consumer()
 
@@ -315,12 +319,11 @@ class Fetchers:
             attempts = tuple(window.attempts)
             self._router.unreserve(window.unanswered())
             window.clear()
-            # This also wakes the consumer. While the consumer waits, it holds `InlineFetches.lock`, which is taken
-            # below.
             self.on_fleet_change()
         for attempt in attempts:
             attempt.cancel()
-        # Take the locks in this order only, see rule 3 of the contract.
+        # Take the locks in this order only, see rule 3 of the contract at the top of this module. The consumer releases
+        # the first one, because `on_fleet_change` has ended its wait.
         with self._inline.lock, self._fleet.lock:
             self._inline.close()
             for attempt in attempts:
@@ -338,17 +341,19 @@ class Fetchers:
     # The threads
 
     def _ensure_thread(self) -> None:
-        """Start a fetcher if all may be busy, at most one for each batch in flight and for each second attempt."""
+        """Start a fetcher, unless there are enough for the present work or the limit is reached.
+
+        The limit is one fetcher for each place in the window, and one for each attempt beyond the first of a batch.
+        """
         window, num_threads = self.window, len(self._threads)
-        # There is a fetcher for each batch to request and for each attempt that the consumer does not make itself.
+        # The work: batches to request, and attempts that the consumer does not make itself.
         if num_threads >= len(window.missing) + len(window.attempts) - len(self._inline):
             return
-        if num_threads >= window.size:
-            # Attempts beyond one for each batch are second attempts, or were given up and still occupy their fetcher.
-            batches = {attempt.batch.sequence for attempt in window.attempts if not attempt.is_given_up}
-            num_further_attempts = len(window.attempts) - len(batches)
-            if num_threads >= window.size + num_further_attempts:
-                return
+        # Attempts beyond one for each batch are second attempts, or were given up and still occupy their fetcher.
+        batches = {attempt.batch.sequence for attempt in window.attempts if not attempt.is_given_up}
+        num_further_attempts = len(window.attempts) - len(batches)
+        if num_threads >= window.size + num_further_attempts:
+            return
         thread = threading.Thread(target=self._run, name=f"hetero-fetcher-{num_threads}", daemon=True)
         thread.start()
         # Add the thread only after it has started, because a thread that failed to start cannot be joined. When the
@@ -401,14 +406,16 @@ class Fetchers:
             if self._is_held_back(batch):
                 continue
             is_suspect = batch.poison.is_suspect
+            # Optional endpoints have skipped samples of a doubted batch. An endpoint that the job was planned with must
+            # compute it too, to show whether the samples or the optional endpoints are to blame.
             needs_planned = bool(batch.doubted) and batch.dataset.has_planned(self._router.endpoints)
             connection = self._router.choose(
                 batch.request.spec, alone_for=batch if is_suspect else None, is_optional_allowed=not needs_planned
             )
             if connection is not None:
                 return self._start(batch, connection)
-            # A suspect batch needs an endpoint for itself, and a doubted batch needs a planned endpoint. If such a
-            # batch gets no endpoint, other batches of the data set may still get one.
+            # A suspect batch needs an endpoint for itself. If it or a doubted batch gets no endpoint, other batches of
+            # the data set may still get one.
             if not is_suspect and not needs_planned:
                 passed.add(batch.dataset)
         return None
@@ -453,12 +460,13 @@ class Fetchers:
             call.cancel()
 
     def _hand_over(self, attempt: Attempt, *, was_sent: bool = False) -> None:
-        """Let a fetcher make the call of an attempt."""
+        """Let a fetcher make the call of an attempt. ``was_sent``: whether the endpoint may have got the request."""
         with self._fleet.lock:
             attempt.is_inline, attempt.was_sent = False, was_sent
             if self.is_closed:
                 self._outcomes.end(attempt)
                 return
+            # The fetcher sends the request a second time.
             self._fleet.stats.retries += was_sent
             attempt.issued_s = self._fleet.clock()
             self._for_fetchers.append(attempt)

@@ -133,15 +133,18 @@ class Fleet:
         self._directory = directory
         self._pid = os.getpid()
         self._changed = threading.Condition(self.lock)
-        self._news = True
+        self._has_news = True
+        """Whether the directory or an endpoint has changed since the watcher looked last."""
         self._is_closed = False
-        # `RankSession` and `EndpointPool` call this too. Here it is for a process that has neither.
+        # Without this, page faults take half of the CPU time of a transfer. `RankSession` and `EndpointPool` call this
+        # too, but a process may make a fleet without them.
         keep_freed_memory()
         connect = functools.partial(EndpointConnection, token=token, job_id=job_id, limits=self.limits, tls=tls)
         self._table = ConnectionTable(connect)
         self.router = Router(self._table, rank=rank, world_size=world_size, clock=clock, on_free=self._notify)
         self._datasets: dict[DatasetSpec, ServedDataset] = {}
         self._expected: dict[DatasetSpec, None] = {}
+        """Data sets that will perhaps be wanted, in order. See `expect`."""
         self._listeners: weakref.WeakSet[FleetListener] = weakref.WeakSet()
         self._abandoned: deque[FleetListener] = deque()  # see `close_later`
         self._uncompressed_hosts: set[str] = set()  # hosts that a warning was logged about
@@ -259,9 +262,9 @@ class Fleet:
         return sum(listener.window.used_bytes for listener in self._listeners)
 
     def count_outstanding(self) -> None:
-        """Count the requests in progress anew, because an exception may have ended a consumer at any point.
+        """Count the requests in progress anew, when a reader has closed. The caller must hold the lock.
 
-        The caller must hold the lock.
+        An exception, such as Ctrl-C, may have ended its consumer between the count of a request and its attempt.
         """
         for connection in self._table.all():
             connection.num_outstanding = 0
@@ -289,6 +292,7 @@ class Fleet:
         elif error.fault is Fault.UNPREPARED:
             connection.mark_unprepared(str(error))
         elif error.fault is Fault.FOREIGN:
+            # Another process has the endpoint's address, so the endpoint no longer counts in the size of the window.
             connection.mark_foreign(str(error))
             self._table.count_slots()
             logger.warning("endpoint %s is not used: %s", connection.name, error)
@@ -348,7 +352,7 @@ class Fleet:
 
     def _notify(self) -> None:
         """Wake the watcher, threads in `describe`, and all readers. The caller must hold the lock."""
-        self._news = True
+        self._has_news = True
         self._changed.notify_all()
         for listener in self._listeners:
             listener.on_fleet_change()
@@ -372,15 +376,16 @@ class Fleet:
                 if self._is_closed:
                     return
                 # News that comes while the lock is free below sets the flag again. Then this thread does not wait.
-                self._news = False
+                self._has_news = False
                 # Make the connections match the directory, and find out what has to be prepared.
                 self._table.follow(*self._directory.contents())
                 ended = self._table.pop_ended()
                 self.router.update()
                 now_s = self.clock()
-                due, next_due_s = unprepared(
-                    self.router.endpoints, self._datasets, first=next(iter(self._table), None), now_s=now_s
-                )
+                # The first endpoint of the job is prepared even if this rank does not use it, because its description
+                # is the reference of all ranks.
+                first = next(iter(self._table), None)
+                due, next_due_s = unprepared(self.router.endpoints, self._datasets, first=first, now_s=now_s)
                 for connection, spec in due:
                     # Mark it while the lock is held. Otherwise the next round could prepare the data set a second time.
                     connection.preparing.add(spec)
@@ -398,14 +403,15 @@ class Fleet:
                     name=f"prepare-{connection.record.endpoint_id}",
                     daemon=True,
                 ).start()
-            # Wait for news, for the end of the first back-off, or until consumers may be absent. Wait at least 10 ms,
-            # because this thread must not run without a pause.
+            # Wait for news, for the end of the first back-off, or for the next look at consumers that do not receive
+            # the batches that they have requested. Wait at least 10 ms, because this thread must not run without a
+            # pause.
             with self.lock:
-                if not self._news and not self._is_closed:
+                if not self._has_news and not self._is_closed:
                     self._changed.wait(max(0.01, min(next_due_s, now_s + ABSENT_S) - self.clock()))
 
     def _receive_for_absent(self) -> None:
-        """Receive for consumers that are absent. Without the lock, see `FleetListener.receive_for_absent`."""
+        """Receive for consumers that do something else. Without the lock, see `FleetListener.receive_for_absent`."""
         with self.lock:
             listeners = list(self._listeners)
         for listener in listeners:

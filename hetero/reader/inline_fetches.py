@@ -54,8 +54,11 @@ class InlineFetches:
         self._wake_descriptor = -1  # an eventfd
         self._is_closed = False
         self._is_waiting = False
+        """Whether the consumer waits in `receive`, or is about to. Then `wake` has to end this wait."""
         self._last_receive_s = 0.0
+        """Time when the consumer last received."""
         self._next_check_s = 0.0
+        """Time of the next search for late fetches, see `_late`."""
 
     def __len__(self) -> int:
         """Return the number of fetches in progress. Needs no lock."""

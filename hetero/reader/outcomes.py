@@ -27,8 +27,9 @@ class Outcomes:
     Args:
         fleet: The endpoints.
         window: The reader's batches.
-        on_outcome: Called when the outcome of a batch is in the window, with whether the consumer has something to do.
-        on_missing: Called when a batch has to be requested again.
+        on_outcome: Called when the outcome of a batch is in the window. Its argument says whether the consumer has
+            something to do.
+        on_missing: Called when all attempts of a batch have failed, so the batch has to be requested again.
     """
 
     def __init__(
@@ -46,7 +47,9 @@ class Outcomes:
         self._hedging = fleet.hedging
         self._window = window
         self._on_outcome = on_outcome
+        """Called with whether the consumer has something to do, when an outcome is in the window."""
         self._on_missing = on_missing
+        """Called when a batch has to be requested again."""
 
     def settle(self, attempt: Attempt, outcome: Fetched | Exception, *, answered_s: float | None = None) -> None:
         """Deliver the outcome of an attempt, leave the batch to its other attempt, or let the batch be requested again.
@@ -119,10 +122,11 @@ class Outcomes:
         request, stats, now_s = attempt.batch.request, self._fleet.stats, self._fleet.clock()
         # An answer may have lain in the socket while the script was away. That time must not count as the endpoint's.
         answered_s = now_s if answered_s is None else min(answered_s, now_s)
-        # The time counts from `since_s` and not from the request. The time from the request grows with the window, and
-        # when the trainer turns from slow to fast.
+        # Count only the computation, from `since_s` on. The time from the request on also contains the time in the
+        # endpoint's queue, which depends on how many requests this rank has in flight.
         took_s = max(0.0, answered_s - attempt.since_s)
         self._hedging.observe(request, took_s)
+        # Other hosts have computed a part of the batch, because they keep its samples.
         stats.gathered += fetched.num_parts > 1
         attempt.connection.delivered(num_queued=fetched.num_queued, now_s=now_s)
         stats.received_bytes += fetched.nbytes - fetched.saved_bytes
@@ -143,7 +147,7 @@ class Outcomes:
             now_s = self._fleet.clock()
             for other in attempt.batch.attempts:
                 # Without ``owners``, no other host computed a part.
-                if other.owners is None or other.connection.load_at_s < other.issued_s:
+                if other.owners is None or other.connection.delivered_at_s < other.issued_s:
                     other.connection.avoid(now_s - other.since_s, now_s)
         self.deliver(attempt.batch, fetched)
 
@@ -177,6 +181,7 @@ class Outcomes:
         """Act on a failed attempt. Return the exception to raise, or None to request the batch again."""
         fleet, batch, connection = self._fleet, attempt.batch, attempt.connection
         if isinstance(error, CallFailedError):
+            # An endpoint computes its lowest request first. So if it was lost, this request probably was in progress.
             was_first = attempt.is_lowest_of(self._window.unanswered())
             fleet.call_failed(connection, error, attempt.generation)
             if error.fault.is_loss:

@@ -123,12 +123,14 @@ class Reader(Iterator[Any]):
         """
         self._fleet.check_process()
         receiver = None if self._dataset is None else self._dataset.receiver
+        # Measure how long the consumer was away, to choose who receives the next batches.
         if receiver is not None:
             receiver.come_back(self._fleet.clock())
-        # Take the lock only if needed, because a small batch is delivered in less time than the lock may take.
-        if self._window.is_taken:
+        # The consumer drops the batch before, if that is large enough to count. Take the lock only then, because a
+        # small batch is delivered in less time than the lock may take.
+        if self._window.counts_delivered:
             with self._fleet.lock:
-                self._fetchers.come_back()
+                self._fetchers.free_delivered()
         try:
             self._fill()
             outcome = self._wait()

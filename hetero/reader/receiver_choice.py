@@ -32,9 +32,14 @@ class ReceiverChoice:
         self._num_rounds = 0
         self._away_s = 0.0  # sum over these rounds
         self._left_s: float | None = None
+        """Monotonic time when the consumer got its last batch. None before the first batch."""
 
     def come_back(self, now_s: float) -> None:
-        """Record that the consumer calls ``next``, at this monotonic time. Every 16 calls, choose anew."""
+        """Record that the consumer calls ``next``, at this monotonic time. Every 16 calls, choose who receives.
+
+        A consumer that was away only for a short time between two batches receives the next ones itself. If it was away
+        for longer, fetchers can receive while it is away.
+        """
         if self._left_s is None:
             return
         self._num_rounds += 1

@@ -128,6 +128,7 @@ class Router:
         self._clock = clock
         self._on_free = on_free
         self._num_choices = 0
+        """Choices so far. The number of the last one is kept in the connection, as ``last_choice``."""
 
     def update(self) -> None:
         """Select this rank's endpoints anew, because endpoints came, left, or are down."""
@@ -220,6 +221,7 @@ class Router:
             and not connection.record.is_optional
         )
         num_hosts = len(num_endpoints)
+        # With fewer samples than hosts, each part would have about one sample, which is not worth a request.
         if not 1 < num_hosts <= MAX_HELPERS + 1 or work.num_samples < num_hosts:
             return (), None
         available: dict[str, list[EndpointConnection]] = {}
@@ -228,17 +230,18 @@ class Router:
             # The helper's samples go into the same batch, and their bytes may depend on the versions of libraries.
             if found.keeps_samples and found.environment == description.environment:
                 available.setdefault(connection.record.host, []).append(connection)
-        # If the other host has more endpoints than this one, an endpoint asks several of them, step by step in turn.
+        # Endpoint i of a host with n endpoints asks the endpoints i, i + n, i + 2 n and so on of another host, one in
+        # each step. If the other host has n endpoints too, these are always the same endpoint.
         turn = _index_on_host(lead) + request.step * num_endpoints[lead.record.host]
-        owners = owners_of(work.indices, num_endpoints)
+        host_of_sample = owners_of(work.indices, num_endpoints)
         helpers: list[EndpointConnection] = []
-        numbers = np.zeros(len(num_endpoints), np.uint8)
+        helper_of_host = np.zeros(len(num_endpoints), np.uint8)  # 0: ``lead`` computes the host's samples
         for number, host in enumerate(num_endpoints):
             candidates = sorted(available.get(host, ()), key=_index_on_host)
-            if host != lead.record.host and candidates and (owners == number).any():
+            if host != lead.record.host and candidates and (host_of_sample == number).any():
                 helpers.append(candidates[turn % len(candidates)])
-                numbers[number] = len(helpers)
-        return (tuple(helpers), numbers[owners]) if helpers else ((), None)
+                helper_of_host[number] = len(helpers)
+        return (tuple(helpers), helper_of_host[host_of_sample]) if helpers else ((), None)
 
     def choose_other(self, spec: DatasetSpec, overdue_on: EndpointConnection) -> EndpointConnection | None:
         """Return the endpoint for a second attempt, None if none would help now. `release` gives it back.
@@ -284,8 +287,9 @@ class Router:
         is_idle, is_awaited = not connection.num_outstanding, connection.reserved_by is not None
         if alone_for is not None and connection.reserved_by is alone_for:
             connection.reserved_by = None
-        # Wake the fetchers only if a request waits for this endpoint. With a wake-up for each idle endpoint and each
-        # batch, the trainer took a tenth more CPU time for batches of 10 KB.
+        # Call `_on_free` only if a request waits for this endpoint, or if the endpoint has left the job and the watcher
+        # can close its connection now. With a call for each idle endpoint and each batch, the trainer took a tenth more
+        # CPU time for batches of 10 KB.
         if alone_for is not None or (is_idle and (is_awaited or connection.is_retired)):
             self._on_free()
 
@@ -306,7 +310,7 @@ class Router:
         """Count a request on the chosen endpoint, if there is one, and return the endpoint."""
         if chosen is not None:
             self._num_choices += 1
-            chosen.chosen_at = self._num_choices
+            chosen.last_choice = self._num_choices
             chosen.num_outstanding += 1
         return chosen
 
@@ -382,8 +386,8 @@ def _burden(connection: EndpointConnection, now_s: float) -> tuple[float, float,
     """Return the sort key by which the least busy endpoint comes first: see `Router.choose`."""
     num_slots = connection.record.num_slots
     # Ignore an old load, which would keep an endpoint idle for ever.
-    load = connection.load if connection.load_at_s > now_s - _LOAD_AGE_S else 0
-    return connection.num_outstanding / num_slots, load / num_slots, connection.chosen_at
+    load = connection.load if connection.delivered_at_s > now_s - _LOAD_AGE_S else 0
+    return connection.num_outstanding / num_slots, load / num_slots, connection.last_choice
 
 
 def _index_on_host(connection: EndpointConnection) -> int:

@@ -89,14 +89,16 @@ class Window:
         self.request: BatchRequest | None = None
         """Request of the outcome that `pop` last returned. None before the first outcome, and after `add_failure`'s."""
         self._requests: dict[int, BatchRequest] = {}
+        """Requests of the undelivered batches, by number."""
         self._planned = planned
         self._max_bytes = max_bytes
         self._all_bytes = all_bytes
         self._num_added = 0
+        """Number of batches and exceptions that were ever added. The next one gets this number."""
         self._held_bytes = 0
         """Bytes of the batches that wait for their turn."""
-        self._taken_bytes = 0
-        """Bytes of the last delivered batch, while it still counts. See `come_back`."""
+        self._delivered_bytes = 0
+        """Bytes of the last delivered batch, while they still count as used. See `free_delivered`."""
         self._growth = WindowGrowth()
 
     @property
@@ -104,7 +106,8 @@ class Window:
         """Largest number of batches in flight: the plan, but at least 3.
 
         With two batches, one might be delivered while the other is sent, and no endpoint would compute. If the plan is
-        2, the third batch must fit into the 24 MiB of `WindowGrowth`.
+        2, `has_room` lets a third batch begin only if the batches beyond the plan have at most
+        `WindowGrowth.MAX_BYTES`.
         """
         # At 10 MB from one endpoint, the third batch gives 1.18 x the throughput.
         return max(3, self._planned())
@@ -168,53 +171,57 @@ class Window:
             # A large batch counts until the consumer comes back, because the loop still holds it. Without this, in one
             # of five runs, a loop held two batches of 40 MB while two more were in flight. This took 168 MB instead of
             # 129 MB.
-            self._taken_bytes = outcome.nbytes if outcome.nbytes > WindowGrowth.MAX_BYTES else 0
+            self._delivered_bytes = outcome.nbytes if outcome.nbytes > WindowGrowth.MAX_BYTES else 0
         return outcome
 
     @property
-    def is_taken(self) -> bool:
+    def counts_delivered(self) -> bool:
         """Whether the delivered batch still counts as used memory, because the consumer has not come back."""
-        return self._taken_bytes > 0
+        return self._delivered_bytes > 0
 
-    def come_back(self) -> None:
-        """Record that the consumer wants the next batch.
+    def free_delivered(self) -> None:
+        """Stop counting the bytes of the last delivered batch, because the consumer wants the next batch.
 
         A loop drops a batch only when it gets the next one. So it holds two batches for a moment, and two more could be
-        in flight then. Therefore a delivered batch counts as used memory until the consumer comes back, if it is larger
-        than the 24 MiB of `WindowGrowth`.
+        in flight then. Therefore a delivered batch of more than `WindowGrowth.MAX_BYTES` counts as used memory until
+        the consumer wants the next one.
         """
-        self._taken_bytes = 0
+        self._delivered_bytes = 0
 
     def has_room(self, batch: PendingBatch) -> bool:
-        """Return whether the bytes of a missing batch fit. The next batch to deliver always fits."""
+        """Return whether the bytes of a missing batch fit. The next batch to deliver always fits.
+
+        There are two bounds. Batches beyond the plan have at most `WindowGrowth.MAX_BYTES` together. And the window
+        keeps within its part of the bound that all windows of this process share, see `_own_max_bytes`.
+        """
         # The consumer waits for this batch, and nothing frees bytes before it is delivered.
         if batch.sequence == self.next_sequence:
             return True
         batch_bytes = batch.dataset.batch_bytes
-        is_ahead = self.request is not None and batch.request.epoch != self.request.epoch
         # Batches in progress, and this batch, may become as large as the largest recent batch.
-        used_bytes = self._taken_bytes + self._held_bytes + (len(self.attempts) + 1) * batch_bytes
+        used_bytes = self._delivered_bytes + self._held_bytes + (len(self.attempts) + 1) * batch_bytes
         if used_bytes > self._planned() * batch_bytes + WindowGrowth.MAX_BYTES:
             return False
-        # A window may always use half of the bound, whatever the other windows use.
-        if used_bytes <= self._max_bytes // 2 and not is_ahead:
+        # The script may never ask for a batch of the next epoch, so such a batch leaves more room to other loaders.
+        is_of_next_epoch = self.request is not None and batch.request.epoch != self.request.epoch
+        # A window may always use half of the bound. Check this first, because it needs no sum over all windows.
+        if used_bytes <= self._max_bytes // 2 and not is_of_next_epoch:
             return True
-        return used_bytes <= self._own_max_bytes(is_ahead=is_ahead)
+        return used_bytes <= self._own_max_bytes(is_of_next_epoch=is_of_next_epoch)
 
     def is_over_bound(self, dataset: ServedDataset) -> bool:
         """Return whether the window will exceed its byte limit when all attempts in progress have arrived."""
         return self._held_bytes + len(self.attempts) * dataset.batch_bytes > self._own_max_bytes()
 
-    def _own_max_bytes(self, *, is_ahead: bool = False) -> int:
+    def _own_max_bytes(self, *, is_of_next_epoch: bool = False) -> int:
         """Return the bound of this window's bytes.
 
         All windows of this process share one bound. But each window may use half of the bound, whatever the others use.
-        If ``is_ahead`` is true, the batch belongs to another epoch than the last delivered batch. Such a batch is
-        requested only while all windows together use less than half of the bound. So the other half is left for loaders
-        whose pass is in progress.
+        A batch of the next epoch is requested only while all windows together use less than half of the bound. So the
+        other half is left for loaders whose pass is in progress.
         """
         others_bytes = self._all_bytes() - self.used_bytes
-        if is_ahead:
+        if is_of_next_epoch:
             return self._max_bytes // 2 - others_bytes
         return max(self._max_bytes - others_bytes, self._max_bytes // 2)
 
@@ -258,4 +265,4 @@ class Window:
         """Forget everything except the attempts in progress."""
         self.missing.clear()
         self.outcomes.clear()
-        self._held_bytes = self._taken_bytes = 0
+        self._held_bytes = self._delivered_bytes = 0

@@ -226,7 +226,8 @@ class _MeasuringIterator:
         try:
             return self._feed.deliver(self._iterator.__next__, self._batches_per_step)
         except tf.errors.OpError:
-            # If hetero or the data set caused the error, raise the original exception. Without a job there is none.
+            # If hetero or the data set caused the error, raise the original exception, which `Feed` has stored in the
+            # session of the job. Without a job, TensorFlow's error must do.
             session = control.current()
             if session is None or session.hidden_error is None:
                 raise
@@ -273,7 +274,8 @@ class _CountingIterator(ScriptIterator):
         """
         feed, claim = self._feed, self._claim
         feed.await_batch()
-        # TensorFlow's thread begins a pass when it is asked for the first batch. Claim this pass for the iterator.
+        # TensorFlow's thread begins a pass when it is asked for the first batch, and does not know for which iterator.
+        # The claim tells `PassLog.begin` that the pass belongs to this iterator, which then counts its batches.
         is_first = claim.tf_pass is None
         if is_first:
             feed.passes.expect(claim)
@@ -296,7 +298,8 @@ class _CountingIterator(ScriptIterator):
                 # This iterator must not claim a pass that get_next() or a graph begins.
                 feed.passes.expect(None)
         if claim.tf_pass is None:
-            # The pass began before this iterator could claim it, so its batches are not counted here.
+            # The pass began before this iterator could claim it, for example because get_next() was called first. So
+            # its batches are not counted here.
             feed.pause()
         else:
             feed.consume_from(claim.tf_pass)

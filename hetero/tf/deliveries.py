@@ -53,7 +53,8 @@ class Deliveries:
     def read(self) -> list[tuple[float, int]]:
         """Return a time (seconds of `time.time`) and a number of samples for each batch since the last call.
 
-        Batches that were dropped get time 0 and the size of the oldest kept batch.
+        If more batches came than the record has places, the first ones were overwritten. They get time 0, so they count
+        as batches that came before any step, and the size of the oldest kept batch.
         """
         log = self._log.numpy()
         count = int(log[0])

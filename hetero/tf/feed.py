@@ -60,7 +60,7 @@ class Feed(LoaderPipeline):
     """
 
     can_be_profiled = True
-    counts_on = True
+    advances_chosen_epoch = True
 
     def __init__(
         self, spec: DatasetSpec, options: LoaderOptions, *, num_workers: int, prefetch_factor: int | None
@@ -82,7 +82,7 @@ class Feed(LoaderPipeline):
         """Step that `begin_step` began. None if no such step is in progress."""
         self._profiler: LoaderProfiler | None = None
         self._had_fetched = True
-        """Whether the latest step consumed batches that were fetched, and not repeated by a profile run."""
+        """In a profile run, whether the latest step consumed fetched batches. Later steps consume repeated ones."""
 
     def profile(self, session: RankSession, kept: KeptBatches) -> None:
         """Follow the phases of a profile run.
@@ -176,7 +176,8 @@ class Feed(LoaderPipeline):
         options = self.options
         # Without a batch size, an item of the data set is a batch, so one index is requested.
         num_first = min(options.batch_size or 1, num_samples)
-        num_second = 1 if options.batch_size is None else num_first // 2 or 2
+        num_other = num_first // 2 if num_first > 1 else 2
+        num_second = 1 if options.batch_size is None else num_other
         # The second batch comes from the end. If the data set has only one sample, this sample comes twice.
         indices = [np.arange(num_first), (num_samples - 1 - np.arange(num_second)) % num_samples]
         requests = [
@@ -187,6 +188,7 @@ class Feed(LoaderPipeline):
                 epoch=0,
                 position=0,
                 collate=self.collate,
+                # Without collation, endpoints would convert arrays to tensors, as torch does.
                 as_is=True,
                 on_sample_error=options.on_sample_error,
                 compression=options.compression,
@@ -258,8 +260,8 @@ class Feed(LoaderPipeline):
             return kept
         planned = order.batches(start.epoch, shard, start=start.batches)
         # A profile run measures each pass by itself, so no batch of the next epoch is requested in this one.
-        goes_on = self._profiler is None and self.may_go_on
-        requests = EpochRequests(self, start, planned, goes_on=goes_on)
+        adds_next_epochs = self._profiler is None and self.may_add_next_epochs
+        requests = EpochRequests(self, start, planned, adds_next_epochs=adds_next_epochs)
         open_source = functools.partial(self._open, on_skips=self.skips.note, on_wait=_check_wait_of_framework)
         if self._profiler is None:
             return open_source(requests), requests
@@ -268,7 +270,7 @@ class Feed(LoaderPipeline):
         )
         return batches, requests
 
-    def plan_lane(self, start: Start, lane: tuple[int, ...]) -> Iterator[PlannedBatch]:
+    def plan_selection(self, start: Start, selection: tuple[int, ...]) -> Iterator[PlannedBatch]:
         """Yield this rank's batches from ``start`` on."""
         return self.order().batches(start.epoch, self.shard(), start=start.batches)
 
@@ -316,8 +318,8 @@ class Feed(LoaderPipeline):
             prefetch_factor=self.prefetch_factor,
             # This process must not compute batches, because other threads draw random numbers at the same time.
             compares_batches=False,
-            # This function ends the wait when the job is asked to stop. Without this, Keras never returned to a rank
-            # that waited for one of its processes that hung.
+            # ``on_wait`` raises when the job is asked to stop, and without data hosts also if an endpoint process of
+            # this rank has failed. Without this, a rank whose endpoint process hung waited inside Keras for ever.
             on_wait=on_wait if is_remote() else self._and_check_processes(on_wait),
             on_received=self.traffic.add,
             on_skips=on_skips,
@@ -366,6 +368,7 @@ class Feed(LoaderPipeline):
         """
         begun_s = self.await_batch()
         with self.passes.hold():
+            # If a produced batch is not consumed yet, it is the step's first batch, and the step need not wait for it.
             self._step = _Step(begun_s, waited_s=0.0 if self.passes.has_unreported() else None)
 
     def deliver(self, following: Callable[[], Any], num_batches: int) -> Any:
@@ -398,9 +401,11 @@ class Feed(LoaderPipeline):
             batches = self.passes.report(num_batches)
             step, self._step = self._step, None
             if batches and (is_awaited or step is not None):
-                # None: the timer measures until now. In fit the wait ended when the first batch was produced. The wait
-                # is 0 if a buffer already had this batch.
-                waited_s = None if is_awaited or step is None else step.waited_s or 0.0
+                # The wait ends now, and the timer measures it. But in fit it ended when the first batch was produced.
+                # If that happened before the step, a buffer had the batch, and the step did not wait.
+                waited_s = None
+                if step is not None and not is_awaited:
+                    waited_s = step.waited_s or 0.0
                 # Rounded up, because the last step of an epoch may have fewer batches.
                 num_steps = -(-len(batches) // self.batches_per_step)
                 self._note_delivery(batches, knows_wait=is_awaited or len(batches) == 1)

@@ -32,7 +32,8 @@ class ScriptIterator(OwnedIterator):  # type: ignore[misc]
         Raises:
             SystemExit: If the job was asked to stop. The stop callbacks have run.
         """
-        # Frame 1 is the caller of ``next``.
+        # Keras and graphs take batches ahead of the training, so a batch that they take is not consumed yet. A callback
+        # reports it later. Frame 1 is the caller of ``next``.
         if not tf.executing_eagerly() or _is_keras(sys._getframe(1)):
             return super().__next__()
         return self._next_of_script(super().__next__)

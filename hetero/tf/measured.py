@@ -153,7 +153,7 @@ class _Steps(LoaderTiming):
         self._parts: list[int] = []
         """Sizes of the remaining parts of the batch that is being consumed."""
         self._begun_s = 0.0
-        """Time when the present step began, in seconds of `time.time`."""
+        """Time when the script or Keras began to wait for the batch of the present step, in seconds of `time.time`."""
 
     def deliver(self, following: Callable[[], Any]) -> Any:
         """Return the next batch, which ``following`` returns, and measure it as a step."""
@@ -173,6 +173,7 @@ class _Steps(LoaderTiming):
 
     def forget(self) -> None:
         """Discard the batches that left the pipeline and were not consumed."""
+        # `read` returns each batch only once.
         self._deliveries.read()
         self._prefetched.clear()
         self._parts.clear()
@@ -188,7 +189,10 @@ class _Steps(LoaderTiming):
         self.await_step(self)
 
     def consume(self, num_batches: int) -> None:
-        """Record the next batches as consumed. The wait for them ended when the first of them left the pipeline.
+        """Record the next batches as consumed.
+
+        The wait for them ended when the last batch of the first step left the pipeline, because that step could begin
+        then.
 
         Args:
             num_batches: Number of batches. At the end of an epoch Keras may report more batches than left the pipeline.
@@ -201,7 +205,8 @@ class _Steps(LoaderTiming):
             if not self._parts:
                 came_s, size = self._prefetched.popleft()
                 self._parts = _parts(size, self._parts_per_batch)
-                if len(consumed) < self.batches_per_step:  # the first step consumes this batch
+                # The first step consumes this batch. Its last batch counts.
+                if len(consumed) < self.batches_per_step:
                     waited_s = came_s - self._begun_s
             consumed.append(self._parts.pop())
         # Rounded up, because the last step of an epoch may have fewer batches. At least 1, because a step has ended

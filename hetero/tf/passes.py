@@ -125,7 +125,7 @@ class TensorFlowPass:
     failure: Exception | None = None
     """Exception that ended the pass."""
     _unconsumed: deque[ProducedBatch] = field(default_factory=deque)
-    """Produced batches that are not yet consumed, the oldest first. Without those that were forgotten."""
+    """Produced batches that are not yet consumed, the oldest first. `forget_batches` removes them, to limit memory."""
 
     @property
     def is_open(self) -> bool:
@@ -156,15 +156,17 @@ class TensorFlowPass:
     def consume(self) -> ProducedBatch:
         """Record that the next batch was consumed, and return the batch.
 
-        If the batch was forgotten or is not yet produced, return a batch without samples.
+        If the record of the batch was removed (`forget_batches`), or the batch is not yet produced, return a batch
+        without samples.
         """
         self.num_consumed += 1
-        # A pass with a consumed batch cannot become void. Free the passes before it.
+        # ``previous`` is needed only if this pass becomes void, which means that it ends without a consumed batch. Drop
+        # it, because each pass would otherwise keep all passes before it in memory.
         self.previous = None
         return self._unconsumed.popleft() if self._unconsumed else ProducedBatch(0, None)
 
     def forget_batches(self) -> None:
-        """Forget the batches that are not yet consumed, and the passes before this one."""
+        """Remove the records of batches that are not yet consumed, and the passes before this one, to limit memory."""
         self.previous = None
         self._unconsumed.clear()
 
@@ -286,8 +288,8 @@ class PassLog:
         # Set the state here even if a training has ended (PAUSED), because a loop with mark_taken may follow it.
         self._reporting = Reporting.REPORTING
         batches: list[ProducedBatch] = []
-        while len(batches) < num_batches and (reported := self._reported()) is not None:
-            batches.append(self.consume(reported))
+        while len(batches) < num_batches and (tf_pass := self._pass_of_next_report()) is not None:
+            batches.append(self.consume(tf_pass))
         return batches
 
     def consume(self, tf_pass: TensorFlowPass) -> ProducedBatch:
@@ -332,11 +334,11 @@ class PassLog:
         """Return the oldest open pass with an unconsumed batch, except passes that an iterator counts."""
         return next((each for each in self._open if each.has_rest and not each.is_counted), None)
 
-    def _reported(self) -> TensorFlowPass | None:
-        """Return the pass of the next batch that the script reports as consumed without naming a pass."""
+    def _pass_of_next_report(self) -> TensorFlowPass | None:
+        """Return the pass of the next batch that the script reports. A report does not say which pass it means."""
         found = self._oldest_with_rest()
-        # The reported batch belongs to no open pass. So a buffer of TensorFlow still held batches of the pass that
-        # ended and became void. Open this pass again.
+        # All batches of open passes are consumed. So the batch is from the latest pass, which ended and became void
+        # while a buffer of TensorFlow still held it. Open this pass again.
         if found is None and self._dropped is not None:
             found, self._dropped = self._dropped, None
             found.stage = Stage.ENDED
@@ -345,10 +347,11 @@ class PassLog:
         return found
 
     def _leave_behind(self) -> None:
-        """Close all open passes, except those that an iterator counts. Passes that have not happened become void.
+        """Close all open passes, except those that an iterator counts.
 
-        If the script reports consumed batches and has consumed none of a complete pass, this pass becomes void too,
-        because the training did not use it. If the script reports nothing, a complete pass counts as used.
+        - CLOSED, so the pass counts as an epoch: A batch of it was consumed. Or its last batch was produced and the
+          script reports nothing, so the pass counts as used.
+        - VOID, so its epoch comes again: Any other pass, because the training has not used it.
         """
         self._dropped = None
         # `_close` removes passes from the list, so iterate over a copy. The order of the passes does not matter.
@@ -381,9 +384,14 @@ class PassLog:
             self._process_end(self._ended.popleft())
 
     def _process_end(self, ended: TensorFlowPass) -> None:
-        """Decide which stage follows for a pass that has ended."""
-        # The script may still report produced batches, unless TensorFlow left the pass early while nothing is reported.
-        # For example, Keras takes one batch to build a model, and then drops the pass.
+        """Decide which stage follows for a pass that has ended.
+
+        - ENDED: It has produced batches that the script may still report as consumed.
+        - VOID: Otherwise, if no batch was consumed and the last one was not produced.
+        - CLOSED: Otherwise.
+        """
+        # If the script reports nothing now and TensorFlow left the pass early, the batches will not be reported. For
+        # example, Keras takes one batch to build a model, and then drops the pass.
         is_reporting = self._reporting is Reporting.REPORTING
         may_be_reported = is_reporting or ended.is_complete or ended.failure is not None
         if ended.has_rest and may_be_reported:
@@ -391,7 +399,7 @@ class PassLog:
             if ended.is_open:
                 ended.stage = Stage.ENDED
         elif not ended.has_happened:
-            # A buffer of TensorFlow may still hold these batches. If the script reports one, the pass opens again.
+            # A buffer of TensorFlow may still hold batches. If the script reports one after all, the pass opens again.
             if ended.has_rest and ended is self._latest:
                 self._dropped = ended
             self._close(ended, Stage.VOID)
@@ -429,5 +437,5 @@ class PassLog:
         start = self._progress.next_start()
         # If nothing is left of a loaded state's epoch, begin the next epoch. With an empty data set nothing is left of
         # any epoch, so stay in the state's epoch.
-        is_epoch_over = start.may_skip and start.batches >= num_global_batches > 0
+        is_epoch_over = start.may_become_next_epoch and start.batches >= num_global_batches > 0
         return Start(start.epoch + 1) if is_epoch_over else start

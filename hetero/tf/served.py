@@ -63,7 +63,8 @@ def served(
     check_whole(dataset, rank=session.rank, world_size=session.world_size)
     if policy == "DYNAMIC":
         check_divisible(dataset)
-    # Register the dataset under an id that is the same on all ranks. TensorFlow compares the ranks' element types.
+    # Register the dataset under an id that is the same on all ranks, so that they share it. TensorFlow compares the
+    # element types of their datasets.
     service = f"{_PROTOCOL}://{_dispatcher_address(session)}"
     _num_named[name] += 1
     label = f"{session.job_id}/{session.generation}/{name}/{_num_named[name]}"

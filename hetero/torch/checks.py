@@ -156,12 +156,13 @@ def effective_seed(seed: int | None, generator: torch.Generator | None) -> int:
     """Return the seed of the order and of all random draws.
 
     Raises:
-        ConfigError: If ``seed`` is not a signed 64-bit integer, or if both arguments were passed.
+        ConfigError: If ``seed`` is not a signed 64-bit integer, or if a seed other than 0 and a generator were passed.
     """
     if seed is not None:
         check_seed(seed)
     if generator is None:
         return seed or 0
+    # 0 is the seed of a loader without a seed, so a generator counts instead of it.
     if seed:
         raise ConfigError(f"both seed={seed} and generator= were passed; pass one of them")
     return generator.initial_seed() % 2**63

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 __all__ = ["is_prefetched", "load_pending_state"]
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
-_handed_over: list[Any] = []
-"""The states of a fit loop, and the pipelines that have loaded their state. Lightning keeps the states until the loop
-ends."""
+_states_and_loaded: list[Any] = []
+"""First the states of the present fit loop, as Lightning keeps them until the loop ends. Then the pipelines that have
+loaded theirs."""
 
 
 def load_pending_state(pipeline: Pipeline) -> None:
@@ -51,12 +51,13 @@ def load_pending_state(pipeline: Pipeline) -> None:
                 f"{len(stateful)}\n  Resume with the loaders of the run that saved the checkpoint."
             )
         # Each loader gets its state once. Otherwise, a later pass of the same fit would go back to the checkpoint.
-        if not _handed_over or _handed_over[0] is not states:
-            _handed_over[:] = [states]
+        is_new_fit = not _states_and_loaded or _states_and_loaded[0] is not states
+        if is_new_fit:
+            _states_and_loaded[:] = [states]
         for loader, state in zip(stateful, states, strict=True):
-            is_own = getattr(loader, "_pipeline", None) is pipeline
-            if is_own and not any(each is pipeline for each in _handed_over):
-                _handed_over.append(pipeline)
+            has_loaded = any(each is pipeline for each in _states_and_loaded)
+            if getattr(loader, "_pipeline", None) is pipeline and not has_loaded:
+                _states_and_loaded.append(pipeline)
                 pipeline.load_state(state)
     if pipeline.progress.resumed is not None:
         # limit_train_batches ends an epoch before the loader's end. Only Lightning knows that the epoch is over.

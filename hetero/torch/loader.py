@@ -58,19 +58,26 @@ class _Attribute:
 
 
 class _Shown(_Attribute):
-    """An attribute that shows the user's argument or torch's default to the script, and a view to a tool."""
+    """An attribute that shows the user's argument or torch's default to the script, and a view to a tool.
+
+    A tool (accelerate, Lightning) rebuilds loaders from their attributes. It gets a view in place of the user's object.
+    The view makes the rebuilt loader yield batches that this loader fetches: see `hetero.torch.views`.
+    """
 
     def __get__(self, loader: DataLoader[Any] | None, _: type | None = None) -> Any:
+        """Return the view if a tool or torch's constructor reads the attribute, else the value for the script."""
         # The attribute was read from the class.
         if loader is None:
             return self
-        # torch's constructor, which checks the values, gets the view too.
         gets_view = not loader.__dict__.get("_is_made") or is_asked_by_tool()
-        return loader.__dict__[self._name] if gets_view else loader._of_user[self._name]
+        return loader.__dict__[self._name] if gets_view else loader._values_for_script[self._name]
 
 
 class _OfWorkers(_Attribute):
     """An attribute as in torch. It has another value if a loader rebuilt from this one must not start workers.
+
+    The rebuilt loader gets batches that this loader has fetched, so workers of its own would only hide them from the
+    step timer: see `fetches_for_rebuilt`.
 
     Args:
         without_workers: The other value, which a loader without workers has.
@@ -223,7 +230,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         requests_next_epoch: bool = True,
         snapshot_every_n_steps: int | None = 1,
     ) -> None:
-        # Unwrap the views that a tool passes when it rebuilds a loader.
+        # When Lightning rebuilds a loader, it passes the views that it has read from the attributes of the first one
+        # (`hetero.torch.views`). Get the user's objects out of them.
         subject = unwrap_dataset(dataset)
         collate_fn = unwrap_collate_fn(collate_fn)
         if type(batch_sampler) is BatchSamplerView:  # rebuilt by Lightning
@@ -305,10 +313,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             **({"in_order": in_order} if _TORCH_TAKES_IN_ORDER else {}),
         )
         self._pipeline = pipeline
-        # Keep the values for the script in `_of_user`, and the views for tools in the dictionary of the attributes.
+        # torch's constructor has stored the arguments in the attributes. Keep what the script reads there, and then
+        # replace the stored values by views, for tools.
         stored = self.__dict__
         registered = get_factory(subject.name).collate_fn if isinstance(subject, DatasetSpec) else None
-        self._of_user = {
+        self._values_for_script = {
             "dataset": subject,
             "sampler": stored["sampler"],
             "batch_sampler": stored["batch_sampler"],
@@ -330,7 +339,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.requests_next_epoch = requests_next_epoch
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self._has_iterator = False
-        """Whether torch's loader would use its iterator with persistent workers again."""
+        """Whether torch's loader would have an iterator by now that it uses in every pass, with persistent workers."""
         self._is_made = True
         """Whether this constructor has ended. Before, torch's constructor reads and sets the attributes."""
 
@@ -347,11 +356,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         restores the generator therefore continues with the numbers that it would have drawn.
         """
         # torch draws the base seed when it makes an iterator. With persistent workers, it makes only one iterator.
-        # Read the stored values, because the attributes have other values while rebuilt loaders must not start workers.
+        # Read the script's arguments from the dictionary, because the attributes hide the workers from tools
+        # (`_OfWorkers`).
         keeps_iterator = self.__dict__["persistent_workers"] and self.__dict__["num_workers"] > 0
         makes_iterator = not (keeps_iterator and self._has_iterator)
         self._has_iterator = keeps_iterator
-        # Call this first, because an epoch that the script set on its sampler decides where the next pass begins.
+        # The script may have set an epoch on its sampler. This epoch decides whether the next pass resumes.
         self._pipeline.take_sampler_epoch()
         if self._pipeline.resumes_within_epoch:
             return
@@ -379,19 +389,22 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def batch_sampler(self) -> Any:
         """The batch sampler that was passed, or torch's batch sampler over `sampler`. None with ``batch_size=None``.
 
-        accelerate gets a batch sampler whose batches this loader fetches itself.
+        A tool that rebuilds the loader gets a view instead (`hetero.torch.views`), whose batches this loader fetches.
+        The view for accelerate yields the batches of all ranks, because accelerate shards them itself.
         """
-        view = self.__dict__["batch_sampler"]
-        reader = sys._getframe(1)
+        stored = self.__dict__["batch_sampler"]
+        caller = sys._getframe(1)
         is_made = self.__dict__.get("_is_made", False)
-        # Only accelerate gets the batches of all ranks, because only accelerate shards them.
-        if view is None or not is_made or reader.f_globals.get("__name__") != "accelerate.data_loader":
-            gets_view = not is_made or is_asked_by_tool()
-            return view if gets_view else self._of_user["batch_sampler"]
-        # accelerate does not shard the batches of an unprepared loader that was passed to skip_first_batches.
-        shards = reader.f_code.co_name != "skip_first_batches"
-        user_sampler = self.__dict__["sampler"] if isinstance(view, BatchSamplerView) else view
-        return BatchSamplerView.of_loader(self._pipeline, user_sampler, all_ranks=shards)
+        if stored is None or not is_made or caller.f_globals.get("__name__") != "accelerate.data_loader":
+            # torch's constructor gets what it has stored itself.
+            gets_stored = not is_made or is_asked_by_tool()
+            return stored if gets_stored else self._values_for_script["batch_sampler"]
+        # accelerate.skip_first_batches does not shard, if the script passes it a loader that accelerate has not
+        # prepared. Then each rank needs its own batches.
+        is_sharded = caller.f_code.co_name != "skip_first_batches"
+        # Without a user's batch sampler, the stored one is a view over the sampler.
+        user_sampler = self.__dict__["sampler"] if isinstance(stored, BatchSamplerView) else stored
+        return BatchSamplerView.of_loader(self._pipeline, user_sampler, all_ranks=is_sharded)
 
     @batch_sampler.setter
     def batch_sampler(self, value: Any) -> None:

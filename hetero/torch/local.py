@@ -75,8 +75,11 @@ class LocalFetcher:
         self._on_skips = on_skips
         self._options = options
         self._persistent: torch.utils.data.DataLoader[Any] | None = None
+        """torch's loader with persistent workers. None before the first pass, and without such workers."""
         self._sampler = _RequestSampler()
+        """Sampler of the persistent loader. Each pass sets its requests there."""
         self._is_checked = False
+        """Whether a batch was checked for values that a data host could not send."""
         self._has_warned = False
         self._has_warned_of_wait = False
         self._digests: dict[str, str] | None = None
@@ -131,7 +134,7 @@ class LocalFetcher:
             else "Samples are slow, or a worker hangs.",
         )
 
-    def may_go_on(self, batch_bytes: int) -> bool:
+    def may_keep_workers(self, batch_bytes: int) -> bool:
         """Return whether workers may go on making batches between two passes, see `LocalBatches.may_be_kept`.
 
         Args:
@@ -160,10 +163,13 @@ class LocalFetcher:
         return batch
 
     def _warn_of_connections(self) -> None:
-        """Log once if forked workers are about to share connections of the data set."""
+        """Log once if forked workers are about to share connections of the data set, such as sockets and databases.
+
+        Open files are not among them, because each worker opens them again.
+        """
+        # Unless the data set may be shared, each worker builds it anew and makes new connections.
         if self._has_warned or not self._dataset.connections or not self._dataset.may_be_shared:
             return
-        # The warning does not name files, because each worker opens them again and has a position of its own.
         self._has_warned = True
         subject = self._dataset.subject
         is_spec = isinstance(subject, DatasetSpec)
@@ -202,16 +208,18 @@ class LocalFetcher:
                 _ = self._dataset.built
             self._warn_of_connections()
         elif options.num_workers and _compares_globals():
+            # Workers import the script anew. Each compares the globals that it finds with those of this process.
             self._dataset.globals = self._dataset.globals_reader().read()
-        # Compute the digests after the build, because the data set's code may change its own globals, and workers have
-        # the changed ones.
-        outlives_pass = persistent or isinstance(self._dataset.subject, DatasetSpec)
-        if options.num_workers and _compares_globals() and outlives_pass:
-            # Compare the digests. Without them, persistent workers used the global values, the collate_fn and the epoch
-            # of the first pass for ever.
+        # Persistent workers outlive a pass. So may the workers of a registered data set, whose next epoch they begin
+        # early (`LocalBatches.may_be_kept`).
+        workers_outlive_pass = persistent or isinstance(self._dataset.subject, DatasetSpec)
+        if options.num_workers and _compares_globals() and workers_outlive_pass:
+            # Workers that began before a change of these values are not used again. Without this, persistent workers
+            # used the global values, the collate_fn and the epoch of the first pass for ever. Compute the digests after
+            # the build, because it may change globals too, and the workers have the changed ones.
             digests = self._dataset.digests()
             if digests != self._digests:
-                self._persistent = None  # its workers are older than the change
+                self._persistent = None
             self._digests = digests
         return torch.utils.data.DataLoader(
             self._dataset,  # type: ignore[arg-type]
@@ -317,7 +325,7 @@ class LocalBatches(Iterator[Any]):
         False also if a global that the data set's code reads has changed, because workers that are started anew would
         see the change.
         """
-        return self._fetcher.may_go_on(self._shared_bytes or 0)
+        return self._fetcher.may_keep_workers(self._shared_bytes or 0)
 
     def close(self) -> None:
         """End the workers, or keep persistent ones for the next pass. Idempotent."""
@@ -375,10 +383,12 @@ def _error_of_batch(failure: Failure) -> DatasetError:
 
 @contextmanager
 def _workers_ignore_platform() -> Iterator[None]:
-    """Let workers that are started in the context survive one SIGTERM, if they are shielded. Kill them at exit.
+    """Let workers that are started in the context survive one SIGTERM of the platform, and kill them at exit.
 
-    The kill is needed because multiprocessing sends one SIGTERM to each worker at exit, and then waits for its end
-    without a limit.
+    A platform such as Slurm may send SIGTERM to every process of a job that has to stop. The ranks still train to the
+    end of a step and need their workers for it. Only processes with the variable HETERO_SHIELD are shielded from this
+    SIGTERM. The kill is needed because multiprocessing sends one SIGTERM to each worker at exit, and then waits for its
+    end without a limit.
     """
     before = multiprocessing.active_children()
     try:

@@ -28,7 +28,7 @@ from hetero.spec import DatasetSpec
 from hetero.system.open_files import has_path, open_files, opened_since, reopen_files
 from hetero.system.stop_signals import ignore_platform
 from hetero.torch.leaf_copies import copy_leaves
-from hetero.torch.shared_memory import used_up, want_of_room
+from hetero.torch.shared_memory import why_full, why_too_small
 from hetero.wire.framing import why_unsendable
 
 __all__ = ["Answer", "Failure", "LocalDataset"]
@@ -106,7 +106,8 @@ class LocalDataset:
             with suppress(Exception):  # the user's __len__ raises again where the length is needed
                 note_length(self.subject, len(built))
         info = torch.utils.data.get_worker_info()
-        if info is None or not info.id:  # log once, not in every worker
+        # In workers, log the warnings only in the first one.
+        if info is None or not info.id:
             built.log_warnings()
         if self._collate_fn is not None:
             built.collate_fn = self._collate_fn
@@ -119,7 +120,8 @@ class LocalDataset:
         try:
             yield
         finally:
-            # A new descriptor without a path is a connection or a pipe. Garbage collection closes unused ones.
+            # A new descriptor without a path is a connection or a pipe. The code may have dropped it in a circle of
+            # references, so let the garbage collector close it before it is recorded.
             if not all(map(has_path, opened_since(before).values())):
                 gc.collect()
             opened = opened_since(before)
@@ -147,7 +149,7 @@ class LocalDataset:
         ignore_platform()
         info = torch.utils.data.get_worker_info()
         assert info is not None
-        # The process that forked this one had built the data set before.
+        # This process has not built anything yet. So a built data set comes from the process that forked this one.
         is_inherited = isinstance(self.subject, DatasetSpec) and "built" in self.__dict__
         if is_inherited and not self.may_be_shared:
             # fork_built=False promises that each process builds its own data set.
@@ -221,11 +223,12 @@ class LocalDataset:
             # memory of its tensors into shared memory.
             batch = self._fetch_own(request, on_skips)
         except DatasetError as exc:
-            want = used_up(str(exc))
-            return Failure(DatasetError, exc.record) if want is None else Failure(ResourcesError, want)
-        want = want_of_room(batch, self.num_prefetched, num_workers)
+            # torch's collation makes tensors in shared memory. If that was full, the user's code is not to blame.
+            reason = why_full(str(exc))
+            return Failure(DatasetError, exc.record) if reason is None else Failure(ResourcesError, reason)
+        reason = why_too_small(batch, self.num_prefetched, num_workers)
         self.num_prefetched = 0  # checking one batch is enough
-        return batch if want is None else Failure(ResourcesError, want)
+        return batch if reason is None else Failure(ResourcesError, reason)
 
     def _fetch_own(self, request: BatchRequest, on_skips: Callable[[Skips], object] | None) -> Any:
         """Compute a batch that shares no memory with the data set."""

@@ -60,7 +60,7 @@ class _Feed:
         pipeline.consumed_elsewhere = False
         kept = pipeline.prefetched.take(self._start, pipeline.shard())
         if kept is None:
-            self._requests = EpochRequests(pipeline, self._start, planned, goes_on=pipeline.goes_on)
+            self._requests = EpochRequests(pipeline, self._start, planned, adds_next_epochs=pipeline.adds_next_epochs)
             batches = pipeline.open(self._requests)
         else:
             batches, self._requests = kept

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -47,7 +48,8 @@ class Pipeline(LoaderPipeline):
         workers: Options of local fetching. For endpoints, only the prefetch factor and memory pinning apply.
 
     Raises:
-        ConfigError: If a canary run uses a part of the samples, but the user's sampler chooses them.
+        ConfigError: If a canary run (a short trial of the script) uses a part of the samples, but the user's sampler
+            chooses them.
     """
 
     can_be_profiled = True
@@ -74,10 +76,10 @@ class Pipeline(LoaderPipeline):
         self.consumed_elsewhere = False
         """Whether a tool's loader consumes the latest pass. This loader cannot know the position of such a pass."""
         self.fill_up: Callable[[Sequence[Any]], Any] | None = None
-        """Function that makes a batch from the indices of earlier samples. The latest pass over the batches of all
-        ranks sets it, because accelerate may request more batches from such a pass after its end."""
+        """Makes a batch from the indices of earlier samples. accelerate requests such a batch at the end of a pass for
+        a rank that lacks one. None unless the latest pass yields the batches of all ranks, which accelerate shards."""
         self.stride: int | None = None
-        """The n of a tool that consumes every n-th batch. None until n is known."""
+        """A tool consumes every n-th batch of a pass. This is n, None until it is known. See `ViewPass`."""
         self._has_warned = False
         self.has_own_order = sampler_order is None
         self.collate = self.collate or (sampler_order is not None and sampler_order.is_batch_sampler)
@@ -171,10 +173,11 @@ class Pipeline(LoaderPipeline):
             self.extent.begin_pass(steps=self.num_batches(), num_done=start.batches)
             return number, start, planned
         self.extent.begin_pass(steps=None, num_done=0)  # the length of a user's sampler may be costly or missing
+        # If the pass of a loaded state had ended (`is_finished`), nothing is left of it, even if the sampler has grown.
+        # Otherwise the number of batches tells, but the length of a user's sampler may be unknown.
         planned = iter(()) if start.is_finished else plan(start)
-        # If nothing is left of a loaded state's epoch, this pass is the next epoch. The length of a user's sampler may
-        # be unknown, so draw a batch to find out.
-        if start.may_skip and start.batches:
+        # If nothing is left of a loaded state's epoch, this pass is the next epoch. Draw a batch to find out.
+        if start.may_become_next_epoch and start.batches:
             first = next(planned, None)
             if first is None:
                 start = self.progress.skip_to_next_epoch()
@@ -184,11 +187,11 @@ class Pipeline(LoaderPipeline):
         return number, start, planned
 
     @property
-    def may_go_on(self) -> bool:
-        """Whether the requests of the next epoch follow those of a pass, unless this is a profile run.
+    def may_add_next_epochs(self) -> bool:
+        """Whether a pass may also request the first batches of the next epoch. A profile run does not do this.
 
-        They do not follow with a user's sampler, because it may draw from the script's generators. They do not follow
-        if torch's workers get objects that the script may change between two passes.
+        False with a user's sampler, because it may draw from the script's generators. False if torch's workers get
+        objects that the script may change between two passes.
         """
         if self.sampler_order is not None or not self.options.requests_next_epoch:
             return False
@@ -196,16 +199,16 @@ class Pipeline(LoaderPipeline):
         return is_remote() or (self.workers.num_workers > 0 and self.local.is_constant)
 
     @property
-    def goes_on(self) -> bool:
-        """Whether the requests of the next epoch follow those of a pass."""
+    def adds_next_epochs(self) -> bool:
+        """Whether a pass also requests the first batches of the next epoch. A profile run measures each pass alone."""
         session = control.current()
-        return self.may_go_on and (session is None or not session.options.profile)
+        return self.may_add_next_epochs and (session is None or not session.options.profile)
 
-    def plan_lane(self, start: Start, lane: tuple[int, ...]) -> Iterator[PlannedBatch]:
+    def plan_selection(self, start: Start, selection: tuple[int, ...]) -> Iterator[PlannedBatch]:
         """Yield this rank's batches from ``start`` on, or only the batches that a tool takes, see `ViewPass`."""
-        if not lane:
+        if not selection:
             return self.plan(start)
-        first, stride, of_all_ranks = lane
+        first, stride, of_all_ranks = selection
         return itertools.islice(self.plan(start, all_ranks=bool(of_all_ranks)), first, None, stride)
 
     def take_sampler_epoch(self) -> None:
@@ -219,9 +222,11 @@ class Pipeline(LoaderPipeline):
         if order is None or self.progress.is_within_pass:
             return
         found = order.epoch_set_by_user()
+        # A state was loaded, and the script has not called the loader's set_epoch since.
         if self._restores_epoch and resumed is not None and self.progress.named_epoch is None:
             self._restores_epoch = False
-            if found == resumed.sampler_epoch:  # the script set the same epoch again, or set it only once
+            # The sampler has the epoch of the state already. So the script does not choose another epoch with it.
+            if found == resumed.sampler_epoch:
                 order.epoch, found = found, None
             elif found is None and resumed.sampler_epoch is not None:
                 order.set_epoch(resumed.sampler_epoch)
@@ -229,8 +234,9 @@ class Pipeline(LoaderPipeline):
             return
         # If the loaded state is at the end of a pass, the next pass is the epoch after it.
         following = self.progress.next_start().epoch + (resumed is not None and resumed.completed)
-        # In the middle of an epoch, the script may name this epoch or any other one.
-        if found >= following or (resumed is not None and not resumed.completed):
+        # If the loaded state is in the middle of an epoch, the script may name this epoch or any other one.
+        is_within_epoch = resumed is not None and not resumed.completed
+        if found >= following or is_within_epoch:
             self.set_epoch(found)
         order.epoch = found
 
@@ -245,8 +251,9 @@ class Pipeline(LoaderPipeline):
             start.check_within(self.num_global_batches(start))
         # Nothing is left of the loaded state's epoch, on any rank.
         if start.batches and self.is_through(start):
-            # The state was taken in the last step of the loop, before the pass had ended. So the pass ends now.
-            if not start.may_skip:
+            # The loop had not ended when the state was taken, or the script has named this epoch. So the loop runs once
+            # more, without batches.
+            if not start.may_become_next_epoch:
                 return start, iter(())
             start = self.progress.skip_to_next_epoch()
         num_samples = self.num_samples()
@@ -259,7 +266,9 @@ class Pipeline(LoaderPipeline):
         return replace(start, num_samples=num_samples), plan(start)
 
     def note_delivered(self, number: int, sampler_state: object) -> None:
-        """Record that the next batch of a pass was delivered, in the position and in the order of the user's sampler.
+        """Record in the order of the user's sampler that the next batch of a pass was delivered.
+
+        The caller itself records it in the position (`Progress.advance`).
 
         Args:
             number: Number of the pass.
@@ -269,7 +278,10 @@ class Pipeline(LoaderPipeline):
             self.sampler_order.delivered(sampler_state)
 
     def note_completed(self, number: int) -> None:
-        """Record that a pass was delivered to its end, in the position and in the order of the user's sampler."""
+        """Record that a pass was delivered to its end, in the position and in the order of the user's sampler.
+
+        Warn if a loader of the same kind has delivered the same order before, see `MadeAnew`.
+        """
         self.extent.num_complete_passes += 1
         # The order of a user's sampler is known only at the end of a pass. With the loader's own order, `begin` warns.
         order = None if self.sampler_order is None else self.sampler_order.shuffled_order
@@ -293,13 +305,11 @@ class Pipeline(LoaderPipeline):
         if session is None or not session.options.profile:
             return self._open_source(requests)
         if self._profiler is None:
-            self._profiler = LoaderProfiler(
-                self,
-                session,
-                KeptBatches(),
-                num_processes=0 if session.remote else self.workers.num_workers,
-                measure=self.local.noting_files()(lambda requests: measure_here(lambda: self.local.built, requests)),
-            ).shared(session)
+            num_processes = 0 if session.remote else self.workers.num_workers
+            # While the measurement runs the data set's code, note the files that it opens.
+            measure = self.local.noting_files()(functools.partial(measure_here, lambda: self.local.built))
+            profiler = LoaderProfiler(self, session, KeptBatches(), num_processes=num_processes, measure=measure)
+            self._profiler = profiler.shared(session)
         return ProfiledBatches(self._profiler, requests, self._open_source)
 
     def _open_source(self, requests: EpochRequests) -> Batches:
@@ -328,13 +338,15 @@ class Pipeline(LoaderPipeline):
         position = self.progress.position(num_trained)
         facts = self.facts()
         stateful = self.sampler_order is not None and self.sampler_order.is_stateful
+        # Between two passes, a stateful sampler is where the last pass left it, and the next pass begins there.
         left = None
         if self.sampler_order is not None and position.sampler is None and self.progress.is_between_passes:
             left = self.sampler_order.left_position()
+        # If a loaded state has not begun its pass, `position` has the values of that state.
         return replace(
             facts,
             epoch=position.epoch,
-            again=position.again,
+            again=position.earlier_passes,
             batches=position.batches,
             sampler=position.sampler if stateful else None,
             num_drawn=position.num_drawn if stateful else 0,
@@ -361,7 +373,7 @@ class Pipeline(LoaderPipeline):
         return not (self.is_over(start) if self._may_end_unevenly() else start.completed)
 
     def _may_end_unevenly(self) -> bool:
-        """Return whether some ranks may have one batch fewer than others in an epoch."""
+        """Return whether some ranks may have one batch fewer than others, in the loader's own order without padding."""
         return self.sampler_order is None and not self.options.padding and self.shard().world_size > 1
 
     def load_state(self, value: object) -> None:
@@ -372,12 +384,13 @@ class Pipeline(LoaderPipeline):
         """
         state = LoaderState.from_dict(value)
         here = self.facts()
-        self._at_its_new_length(state, here).check_fits(here)
+        self._with_new_length(state, here).check_fits(here)
         for doubt in state.doubts(here):
             logger.warning("loader %s: the loaded state is of %s", self.name, doubt)
         self.progress.resume(state)
         self.prefetched.discard()
         self._restores_epoch = state.sampler_epoch is not None
+        # The state was taken between two passes, so the next pass begins where the sampler was left.
         if state.left is not None and self.sampler_order is not None and self.sampler_order.is_stateful:
             epoch: Any = state.left["epoch"]
             self.sampler_order.restore_left_position(epoch, state.left["sampler"])
@@ -406,8 +419,11 @@ class Pipeline(LoaderPipeline):
             sampler_class=self.sampler_order.class_names,
         )
 
-    def _at_its_new_length(self, state: LoaderState, here: LoaderState) -> LoaderState:
-        """Return the state. If its epoch is complete, use the data set's present length, which may have grown."""
+    def _with_new_length(self, state: LoaderState, here: LoaderState) -> LoaderState:
+        """Return the state, with the data set's present length if its epoch is complete.
+
+        A data set object may grow between two epochs. Within an epoch, `check_fits` rejects another length.
+        """
         may_have_grown = not isinstance(self.subject, DatasetSpec) and None not in (state.num_samples, here.num_samples)
         if may_have_grown and self.is_through(Start(state.epoch, state.batches, num_samples=state.num_samples)):
             return replace(state, num_samples=here.num_samples)
@@ -455,6 +471,7 @@ class Pipeline(LoaderPipeline):
         if length is None:
             return
         start.check_within(order.num_batches(length))
+        # A sampler that shards has another length with another number of ranks. The script may resume with more ranks.
         is_same_world = start.world_size == self.shard().world_size
         if is_same_world and start.sampler_length not in (None, length):
             raise ConfigError(

@@ -12,7 +12,7 @@ import torch
 
 from hetero.torch.leaf_copies import leaves_of
 
-__all__ = ["is_roomy", "shared_bytes", "used_up", "want_of_room"]
+__all__ = ["is_roomy", "shared_bytes", "why_full", "why_too_small"]
 
 FOLDER = "/dev/shm"
 _ADVICE = (
@@ -52,15 +52,16 @@ def _storages(tensor: torch.Tensor) -> list[Any]:
         return []
 
 
-def want_of_room(batch: Any, num_prefetched: int, num_workers: int) -> str | None:
+def why_too_small(batch: Any, num_prefetched: int, num_workers: int) -> str | None:
     """Return why shared memory is too small for this batch or for all waiting batches. Return None if they may fit.
 
-    Waiting batches are assumed to be as large as this one. Their bytes are compared with the total size of shared
-    memory, not with its free part, because another process may release its part.
+    There are two checks. All waiting batches together, each as large as this one, must fit into the total size of
+    shared memory, because another process may release its part until they are there. This batch alone must fit into the
+    free part, because it is sent now.
 
     Args:
         batch: A worker's batch that is about to be sent.
-        num_prefetched: Batches that wait in shared memory while the trainer is in a step. 0 skips this comparison.
+        num_prefetched: Batches that wait in shared memory while the trainer is in a step. 0 skips the first check.
         num_workers: Workers that make these batches.
     """
     # A container has only 64 MiB of /dev/shm by default. If /dev/shm is full, a worker ends by SIGBUS, or the trainer
@@ -85,7 +86,7 @@ def is_roomy(num_bytes: int) -> bool:
     return not room or num_bytes <= free
 
 
-def used_up(exception: str) -> str | None:
+def why_full(exception: str) -> str | None:
     """Return the error text if torch's exception reports that shared memory is full, else None.
 
     torch's own collation raises such an exception because it makes its tensors in shared memory directly.

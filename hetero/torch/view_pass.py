@@ -60,6 +60,7 @@ class RequestedBatch(list[Any]):
     def __iadd__(self, others: Iterable[Any]) -> RequestedBatch:  # type: ignore[misc]
         """Return the batch filled up with the indices of earlier samples. accelerate's even_batches calls this."""
         filled = as_indices([*self, *others])
+        # The samples that are added came once before in this epoch, so they get other random draws now.
         occurrences = np.ones(len(filled), dtype=np.uint32)
         work = self.planned.work
         assert isinstance(work, IndexedWork)
@@ -93,7 +94,7 @@ class ViewPass:
         self._num_handed_out = 0
         """Batches whose indices the tool has got."""
         self._expected: int | None = None
-        """Number of the batch that the reader returns next."""
+        """Number of the batch that the reader returns next. None before the first batch is fetched."""
         self._last: int | None = None
         """Number of the batch that was fetched last. None before the first one."""
         self._start = Start(0)
@@ -128,8 +129,9 @@ class ViewPass:
 
     def filling(self, indices: Sequence[Any]) -> RequestedBatch:
         """Return a batch of earlier samples. accelerate's even_batches requests it for a rank without a batch."""
-        repeated = np.ones(len(indices), dtype=np.uint32)
-        planned = PlannedBatch(self._last_position, IndexedWork(as_indices(indices), repeated))
+        # Each sample came once before in this epoch, so it gets other random draws now.
+        occurrences = np.ones(len(indices), dtype=np.uint32)
+        planned = PlannedBatch(self._last_position, IndexedWork(as_indices(indices), occurrences))
         return RequestedBatch(planned, self._num_planned, self)
 
     def leaves_process(self) -> None:
@@ -193,7 +195,7 @@ class ViewPass:
 
     def _reader_at(self, batch: RequestedBatch) -> Batches:
         """Return a reader whose next batch is ``batch``. Open a new reader if the tool did not continue as expected."""
-        # accelerate's even_batches may have made another batch with the same number, by `+=`.
+        # accelerate's even_batches may have made another batch with the same number, by `+=` (`RequestedBatch`).
         was_filled_up = self._get(batch.number) is not batch
         if self._reader is None or batch.number != self._expected or was_filled_up:
             self._close_reader()
@@ -209,17 +211,17 @@ class ViewPass:
         """Open a reader of ``batch`` and of every n-th batch after it, where n is ``stride``.
 
         If this is the first batch that the tool fetches in the pass (``is_first``), and the tool has skipped none, the
-        batches of the next epoch follow. Then the tool will take the same batches of the next epoch: the one at this
+        requests of the next epoch follow, because the tool will take the same selection of its batches: the one at this
         place, and every n-th after it.
         """
-        pipeline, lane = self._pipeline, (batch.number, stride, int(self._all_ranks))
+        pipeline, chosen = self._pipeline, (batch.number, stride, int(self._all_ranks))
         # A number of at least n means that the tool has skipped batches. It will not skip them in the next epoch.
-        goes_on = is_first and batch.number < stride and pipeline.goes_on
-        kept = pipeline.prefetched.take(self._start, pipeline.shard(), lane) if goes_on else None
+        adds_next = is_first and batch.number < stride and pipeline.adds_next_epochs
+        kept = pipeline.prefetched.take(self._start, pipeline.shard(), chosen) if adds_next else None
         if kept is None:
             pipeline.prefetched.discard()
             planned = self._following(batch, stride)
-            self._requests = EpochRequests(pipeline, self._start, planned, goes_on=goes_on, lane=lane)
+            self._requests = EpochRequests(pipeline, self._start, planned, adds_next_epochs=adds_next, selection=chosen)
             self._reader = pipeline.open(self._requests)
         else:
             self._reader, self._requests = kept

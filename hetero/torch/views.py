@@ -82,6 +82,7 @@ class DatasetView(torch.utils.data.Dataset[Any]):
         self._pipeline: Pipeline | None = pipeline
         """The loader's pipeline. None in a worker process of a tool's loader."""
         self._is_worker = False
+        """Whether this process is such a worker and has prepared the data set."""
 
     @property
     def subject(self) -> Any:

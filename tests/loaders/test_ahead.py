@@ -32,7 +32,7 @@ class Planner:
     def num_samples(self) -> int:
         return 10
 
-    def plan_lane(self, start: Start, lane: tuple[int, ...] = ()) -> Iterator[PlannedBatch]:
+    def plan_selection(self, start: Start, selection: tuple[int, ...] = ()) -> Iterator[PlannedBatch]:
         return _planned(start.batches, self.sizes[min(start.epoch, len(self.sizes) - 1)], self.planned)
 
     def request(self, planned: PlannedBatch, epoch: int, *, is_prefetch: bool = False) -> BatchRequest:
@@ -66,9 +66,9 @@ class Source:
         self.is_open = False
 
 
-def requests_of(planner: Planner, start: Start | None = None, *, goes_on: bool = True) -> EpochRequests:
+def requests_of(planner: Planner, start: Start | None = None, *, adds_next_epochs: bool = True) -> EpochRequests:
     start = start or Start(0)
-    return EpochRequests(planner, start, planner.plan_lane(start), goes_on=goes_on)
+    return EpochRequests(planner, start, planner.plan_selection(start), adds_next_epochs=adds_next_epochs)
 
 
 def taken(requests: EpochRequests, count: int) -> list[tuple[int, int]]:
@@ -118,7 +118,7 @@ def test_epochs_without_batches_end_the_requests() -> None:
 
 def test_batches_of_a_users_sampler_are_planned_only_when_they_are_requested() -> None:
     planner = Planner(2)
-    requests = requests_of(planner, goes_on=False)
+    requests = requests_of(planner, adds_next_epochs=False)
     assert planner.planned == []
     assert taken(requests, 1) == [(0, 0)]
     assert planner.planned == [0]

@@ -121,7 +121,7 @@ class Job:
         warmup_steps: int = 3,
         subject: Any = SPEC,
         name: str = "photos",
-        may_go_on: bool = False,
+        may_add_next_epochs: bool = False,
     ) -> None:
         self.clock = Clock()
         self.session: Any = Session(rank, warmup_steps)
@@ -133,8 +133,8 @@ class Job:
             kind=(name, "photos", ""),
             timer=timer,
             num_batches=lambda: 1000,
-            may_go_on=may_go_on,
-            requests_ahead=may_go_on,
+            may_add_next_epochs=may_add_next_epochs,
+            requests_ahead=may_add_next_epochs,
         )
         self.profiler = self.make_profiler()
         self.sources: list[Source] = []
@@ -283,15 +283,21 @@ def test_steps_that_contain_a_validation_do_not_count() -> None:
     assert (part.num_steps_total, part.step_s.num_measured) == (29, 29 - 3 - 3)
 
 
-@pytest.mark.parametrize(("may_go_on", "num_measured"), [(False, 28), (True, 25)])
-def test_first_wait_of_a_pass_counts_unless_other_runs_do_not_have_it(may_go_on: bool, num_measured: int) -> None:
-    job, validation = Job(may_go_on=may_go_on), Job(name="validation")
+@pytest.mark.parametrize(("may_add_next_epochs", "num_measured"), [(False, 28), (True, 25)])
+def test_first_wait_of_a_pass_counts_unless_other_runs_do_not_have_it(
+    may_add_next_epochs: bool, num_measured: int
+) -> None:
+    job, validation = Job(may_add_next_epochs=may_add_next_epochs), Job(name="validation")
     for _ in range(4):
         job.run_pass(8)
         validation.run_pass(2)
     part = job.part(is_last=True)
     assert part.step_s is not None
-    assert (part.num_steps_total, part.step_s.num_measured, part.requests_ahead) == (31, num_measured, may_go_on)
+    assert (part.num_steps_total, part.step_s.num_measured, part.requests_ahead) == (
+        31,
+        num_measured,
+        may_add_next_epochs,
+    )
 
 
 def test_script_that_ends_early_reports_what_it_has() -> None:

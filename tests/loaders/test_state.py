@@ -23,7 +23,7 @@ def test_progress_set_epoch_chooses_an_epoch_and_each_pass_of_it_has_its_own_num
     numbers = []
     for epoch in range(3):
         progress.set_epoch(epoch)
-        assert progress.position() == Start(epoch, again=0)
+        assert progress.position() == Start(epoch, earlier_passes=0)
         starts = [progress.begin()[1] for _ in range(3)]
         assert [start.epoch for start in starts] == [epoch] * 3
         numbers += [start.number for start in starts]
@@ -32,7 +32,7 @@ def test_progress_set_epoch_chooses_an_epoch_and_each_pass_of_it_has_its_own_num
 
 
 def test_progress_of_keras_counts_on_from_the_epoch_that_was_chosen() -> None:
-    progress = Progress(counts_on=True)
+    progress = Progress(advances_chosen_epoch=True)
     progress.set_epoch(7)
     assert [progress.begin()[1].number for _ in range(2)] == [7, 8]
 
@@ -43,8 +43,8 @@ def test_progress_resumes_a_further_pass_of_an_epoch(is_chosen: bool) -> None:
     progress.resume(dataclasses.replace(STATE, again=2, completed=False))
     if is_chosen:
         progress.set_epoch(3)
-    assert progress.begin()[1] == Start(3, 5, num_samples=100, again=2)
-    assert progress.begin()[1] == Start(3, again=3)
+    assert progress.begin()[1] == Start(3, 5, num_samples=100, earlier_passes=2)
+    assert progress.begin()[1] == Start(3, earlier_passes=3)
 
 
 def test_progress_position_is_that_of_the_latest_pass() -> None:
@@ -62,7 +62,7 @@ def test_progress_resume_continues_and_then_goes_on() -> None:
     progress = Progress()
     progress.resume(STATE)
     assert progress.position().batches == 5
-    assert progress.begin()[1] == Start(3, 5, may_skip=True, completed=True, num_samples=100)
+    assert progress.begin()[1] == Start(3, 5, may_become_next_epoch=True, completed=True, num_samples=100)
     assert progress.begin()[1] == Start(4)
 
 
@@ -70,14 +70,14 @@ def test_progress_resume_with_set_epoch_of_the_same_epoch_continues_even_if_noth
     progress = Progress()
     progress.resume(STATE)
     progress.set_epoch(3)
-    assert progress.begin()[1] == Start(3, 5, completed=True, num_samples=100, again=0)
+    assert progress.begin()[1] == Start(3, 5, completed=True, num_samples=100, earlier_passes=0)
 
 
 def test_progress_resume_with_set_epoch_of_another_epoch_starts_it(caplog: pytest.LogCaptureFixture) -> None:
     progress = Progress()
     progress.resume(STATE)
     progress.set_epoch(6)
-    assert progress.begin()[1] == Start(6, again=0)
+    assert progress.begin()[1] == Start(6, earlier_passes=0)
     assert "discards the loaded state" in caplog.text
 
 
@@ -93,9 +93,9 @@ def test_progress_tool_that_restored_its_count_is_taken_at_its_word() -> None:
     progress = Progress()
     progress.resume(STATE)
     progress.set_epoch_by_tool(3)
-    assert progress.begin()[1] == Start(3, 5, completed=True, num_samples=100, again=0)
+    assert progress.begin()[1] == Start(3, 5, completed=True, num_samples=100, earlier_passes=0)
     progress.set_epoch_by_tool(4)
-    assert progress.begin()[1] == Start(4, again=0)
+    assert progress.begin()[1] == Start(4, earlier_passes=0)
 
 
 @pytest.mark.parametrize("epoch", [-1, 1.0, True, "1", 2**32])
@@ -141,7 +141,7 @@ def test_progress_state_of_the_last_step_resumes_with_what_is_left() -> None:
     progress.complete(number)
     assert progress.position().completed
     progress.resume(dataclasses.replace(STATE, completed=False))
-    assert not progress.next_start().may_skip
+    assert not progress.next_start().may_become_next_epoch
 
 
 def test_state_without_the_later_fields_is_read() -> None:

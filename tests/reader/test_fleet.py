@@ -120,7 +120,7 @@ def test_endpoint_that_fails_at_a_request_is_not_the_next_to_get_it(tools: Any, 
             fleet.router.release(two)
             fleet.router.release(two)
             one.delivered(num_queued=0, now_s=0.0)
-            one.chosen_at = 0
+            one.last_choice = 0
 
 
 def test_endpoint_that_waits_for_the_first_one_to_answer_is_prepared_once(
@@ -144,7 +144,7 @@ def test_endpoint_that_waits_for_the_first_one_to_answer_is_prepared_once(
         tools.wait_for(lambda: fleet.router.endpoints[1].descriptions)
         for _ in range(5):  # the watcher looks again, and finds nothing to do
             fleet._wake()
-            tools.wait_for(lambda: not fleet._news)
+            tools.wait_for(lambda: not fleet._has_news)
         assert dataset.reference is None
         fleet._directory.replace(fleet._directory.records()[1:])  # the first leaves, the others do not wait for it
         tools.wait_for(lambda: len(fleet.router.endpoints) == 1)

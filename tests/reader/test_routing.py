@@ -52,7 +52,7 @@ def test_router_chooses_least_outstanding_then_load_then_turns(tools: Any) -> No
     router = Routed(["a", "b", "c"], spec=spec).router
     one, two, three = router.endpoints
     assert [router.choose(spec) for _ in range(4)] == [one, two, three, one]
-    two.load, two.load_at_s = 5, float("inf")
+    two.load, two.delivered_at_s = 5, float("inf")
     assert router.choose(spec) is three
     router.release(one)
     router.release(one)

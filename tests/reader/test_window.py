@@ -92,9 +92,9 @@ def test_large_batch_counts_until_the_loop_comes_back(
     window.pop()
     window.start(window.missing[0], connection, 0.0)  # the next but one
     window.pop()
-    assert window.is_taken == is_counted
+    assert window.counts_delivered == is_counted
     assert window.has_room(window.missing[0]) != is_counted
-    window.come_back()
+    window.free_delivered()
     assert window.has_room(window.missing[0])
 
 

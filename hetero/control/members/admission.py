@@ -94,13 +94,15 @@ class Admitter:
     ) -> None:
         self._cluster = cluster
         self._read_again = read_again
+        """Reads the description of the cluster again, because hosts may have been added. None if it cannot change."""
         self._clock = clock
         self._next_read_s = float("-inf")
         self._reading = threading.Lock()
         self._described: Mapping[str, JoinedHost] = {}
         """The data hosts of the last reading that the description did not have at the start, by name."""
         self._job_id = job_id
-        self._obstacle = obstacle
+        self._obstacle_to_all = obstacle
+        """Why all hosts are refused, whatever their settings. Empty if hosts can join."""
 
     def has_described(self, host: JoinedHost) -> bool:
         """Return whether the description has had this host from the start, in this group."""
@@ -108,8 +110,8 @@ class Admitter:
 
     def refusal(self, request: JoinRequest, own: HostStatus) -> Obstacle | None:
         """Return why a host can never join with its present settings. None if it can."""
-        if self._obstacle:
-            return Obstacle(text=self._obstacle)
+        if self._obstacle_to_all:
+            return Obstacle(text=self._obstacle_to_all)
         # `differences` compares statuses. The host has none yet.
         theirs = HostStatus(
             host=request.host.host,
@@ -134,7 +136,7 @@ class Admitter:
 
         Only one thread reads the description at a time, because this may take long. Other threads use the last result.
         """
-        if self._read_again is None or self._obstacle:
+        if self._read_again is None or self._obstacle_to_all:
             return None
         if self._clock() >= self._next_read_s and self._reading.acquire(blocking=False):
             try:
@@ -164,6 +166,7 @@ class Admitter:
 
     def reply(self, joined: JoinedHost) -> pb.JoinReply:
         """Return the answer to a host that was admitted: the description of the cluster, with the host in its group."""
+        # The host may be in a new group. If the group belongs to the job, the job's own values replace the host's.
         hosts = {group.name: list(group.hosts) for group in self._cluster.groups}
         types = {
             joined.group: joined.instance_type,
@@ -268,6 +271,7 @@ def _admission(name: str, reply: pb.JoinReply) -> Admission:
     """
     if not reply.cluster_json:
         raise ClusterError(f"{name} waits for the other hosts of the job")
+    # This raises if the id is malformed.
     assert _JOB_ID.check is not None
     _JOB_ID.check(reply.job_id)
     if len(reply.cluster_json) > MAX_FILE_BYTES:

@@ -115,7 +115,7 @@ class HostTable:
     @property
     def failure_delivered(self) -> bool:
         """Whether the arbiter has received this host's failure. True without a failure, or if the cause is decided."""
-        # None if no arbiter lives, and if this host itself is the arbiter, because it is not one of its peers.
+        # None if no arbiter lives. None also if this host itself is the arbiter, because it is no peer of itself.
         arbiter = self._peers.get(self.arbiter or "")
         if self.own.failure is None or self.own.decided is not None or arbiter is None:
             return True
@@ -153,14 +153,15 @@ class HostTable:
     def missing(self, role: Role, *, at_least: HostState) -> list[tuple[str, str]]:
         """Return (host, last news about it) for each other host of ``role`` whose state is below ``at_least``.
 
-        A host that the job can do without is not missing. But if the job can do without each host of the role, all of
-        them are missing until one of them, or a host that has joined, serves. Hosts that have joined are never missing.
+        Hosts that have joined are never missing. If the job needs some hosts of the role, its optional hosts are not
+        missing. If all are optional, the job still needs one host that serves, so all are missing until there is one.
+        To end the job (``at_least`` is DRAINING or later), all are awaited, optional or not.
         """
         others = [host for host in self.hosts(role) if host != self.own.host and host not in self.joined_hosts.present]
         missing = [host for host in others if self._state(host).value < at_least.value]
-        if not all(self._members[host].is_optional for host in others):
+        are_all_optional = all(self._members[host].is_optional for host in others)
+        if not are_all_optional:
             missing = [host for host in missing if not self._members[host].is_optional]
-        # The job can do without each host of the role, but needs one that serves. From DRAINING on, it needs none.
         elif at_least < HostState.DRAINING:
             missing = [] if self._has_host(role, at_least) else others
         return [(host, self._peers[host].last_state) for host in missing]
@@ -178,14 +179,15 @@ class HostTable:
     def at_work(self, role: Role) -> list[str]:
         """Return the other hosts of ``role`` that have begun their work, have not ended it, and were heard just now."""
         in_service = self.hosts_in_service()
-        # A data host that is lost while it drains would cost the first trainer host its whole wait for last figures.
-        heard_s = self._clock() - self._timings.suspect_s
+        # The first trainer host waits for the last figures of these hosts. A host that is lost while it drains must not
+        # cost it the whole wait, so a lease is too long here.
+        heard_since_s = self._clock() - self._timings.suspect_s
         others = (host for host in self.hosts(role) if host != self.own.host)
         return [
             host
             for host in others
             if (host in in_service or self._state(host) is HostState.DRAINING)
-            and self._peers[host].last_heard_s >= heard_s
+            and self._peers[host].last_heard_s >= heard_since_s
         ]
 
     def has(self, host: str) -> bool:
@@ -203,8 +205,8 @@ class HostTable:
                 return Obstacle(text=text)
             is_full = self.joined_hosts.is_full
             return Obstacle(text=f"{MAX_JOINED} hosts have joined, which is the limit") if is_full else None
-        # A host that comes back may have another address. It gets its place back when the old address has been silent
-        # for a lease (F40).
+        # A host that asks from its own address has lost the answer, or was restarted. A host that comes back may have
+        # another address. It gets its place back when the old address has been silent for a lease (F40).
         if known.address == joined.address or not self._lives(joined.host):
             return None
         # The new host may ask again, because the host that has joined may have been lost or may be leaving.

@@ -106,11 +106,14 @@ class Membership(HostTable):
             # A newer status has arrived before this status, because heartbeats and answers travel separately.
             return
         now_s = self._clock()
+        # Compute `local_news` again if the peer comes back to life, or if its status changes a part of it.
         is_alive = before is not None and now_s - peer.last_heard_s <= self._timings.lease_s
         if not is_alive or peer.has_left or before is None or _visible(status) != _visible(before):
             self._local_news = None
-        # If the ticks have not changed, the peer counts as silent, because a stuck launcher still answers.
-        if not is_same or before is None or status.ticks == 0 or status.ticks != before.ticks:
+        # The main loop of a launcher counts ticks. If they have not changed, the peer counts as silent, because another
+        # thread still sends heartbeats when the main loop is stuck. 0 ticks disable this check.
+        has_ticked = before is None or status.ticks == 0 or status.ticks != before.ticks
+        if has_ticked or not is_same:
             peer.last_heard_s = now_s
         peer.is_stuck = now_s - peer.last_heard_s > self._timings.suspect_s
         state = status.state.name.lower()
@@ -125,7 +128,8 @@ class Membership(HostTable):
         if peer.objection:
             peer.last_state = peer.objection
             return
-        # Adopt what the peer has decided or found out.
+        # Adopt what the peer has decided or found out. A new generation comes before a failure, because a failure of a
+        # rank counts only in its own generation.
         self._follow_list(status)
         if status.generation > self.own.generation and self.own.decided is None:
             self._begin_generation(status.generation, status.restarted_for)
@@ -212,7 +216,8 @@ class Membership(HostTable):
     def _remove_left(self, now: float) -> None:
         """Remove joined hosts that this host has admitted and that have ended or are lost."""
         for joined in self.own.joined:
-            # A host that was never heard has the time that hosts have to start.
+            # A host that was never heard has the time that hosts have to start. A host that was heard ends itself after
+            # ``orphan_s`` without a trainer host. After twice this time of silence it is certainly gone.
             peer = self._peers[joined.host]
             limit_s = self._timings.start_timeout_s if peer.status is None else 2 * self._timings.orphan_s
             if self._state(joined.host) in ENDED or now - peer.last_heard_s > limit_s:
@@ -285,8 +290,8 @@ class Membership(HostTable):
         if self._members[self.own.host].role is Role.DATA:
             silent_s = now - max([self._started_s, *heard])
             # Before any trainer host was heard, the limit for the start of a job applies, which the launcher checks.
-            started = any(self._peers[host].status is not None for host in self.hosts(Role.TRAINER))
-            if started and silent_s > self._timings.orphan_s and not self.trainers_done:
+            was_any_heard = any(self._peers[host].status is not None for host in self.hosts(Role.TRAINER))
+            if was_any_heard and silent_s > self._timings.orphan_s and not self.trainers_done:
                 summary = f"no trainer host was heard for {silent_s:.0f} s; this host ends, to cause no more cost"
                 cause = Cause(host=self.own.host, summary=summary, exit_code=ExitCode.ORPHANED)
                 self.fail(cause)

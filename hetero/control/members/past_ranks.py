@@ -26,11 +26,11 @@ class PastRanks:
             self._metrics[report.rank] = report.metrics or ()
 
     def merged(self, report: RankReport, known: RankReport | None) -> RankReport:
-        """Return a new report with the logged values of earlier generations. Without new values, use the report before.
+        """Return a new report with all logged values of its rank, including those of earlier generations.
 
         Args:
-            report: The new report.
-            known: The report before of the same rank and generation, if there is one.
+            report: The new report. Its values are None if they have not changed since ``known``.
+            known: The report before of the same rank and generation, if there is one. Its values are complete.
         """
         past = self._metrics.get(report.rank, ())
         if report.metrics is not None:

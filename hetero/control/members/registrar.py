@@ -65,7 +65,9 @@ class Registrar:
         self._job_id = job_id
         self._changed = threading.Condition()
         self._hosts = {own.host: own}
+        """The hosts that have registered, by name."""
         self._fetched: set[str] = set()
+        """Other hosts that have received the description of the cluster."""
 
     def collect(self, address: str, port: int, timeout_s: float, show: Callable[[str], object]) -> dict[str, object]:
         """Wait for all hosts and return the description of the cluster.
@@ -147,7 +149,8 @@ class Registrar:
             if registered is None and len(self._hosts) < self._num_hosts:
                 self._hosts[host.host] = host
                 logger.info("host %s of group %s has registered", host.host, host.group)
-            # All places are taken, or another host has this name.
+            # All places are taken, or a host with this name has registered from another address or in another group.
+            # The second one is too many as well, because each name has one place.
             elif registered != host:
                 refusal = f"the job has {self._num_hosts} hosts, and all have registered"
                 return pb.JoinReply(refusal=refusal, exit_code=int(ExitCode.USAGE))

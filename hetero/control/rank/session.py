@@ -123,15 +123,17 @@ class RankSession:
         self._reporting = threading.Lock()
         """Allows one report at a time, because an older report must not arrive after a newer one."""
         self._steps_started: collections.Counter[str] = collections.Counter()
-        self._loader = ""
+        self._latest_loader = ""
+        """Loader whose step began last."""
         self._timed_loader = ""
         """Loader whose step times are reported."""
         self._stop_requested = False
         self._stop_at: StopPoint | None = None
         self._closing = threading.Event()
-        self._wake = threading.Event()
-        self._measuring = LoggedErrors()
-        self._summaries: tuple[bytes, ...] = ()
+        self._report_now = threading.Event()
+        """Ends the pause before the next report."""
+        self._summary_errors = LoggedErrors()
+        self._summaries: tuple[bytes, ...] = ()  # of the last report, one for each timer
         self._next_summaries_s = 0.0
         # Call this before the threads below allocate. A rank of `hetero launch` has called it, a worker of Ray has not.
         keep_freed_memory()
@@ -141,8 +143,7 @@ class RankSession:
         self.remote: bool = reply.remote
         self.options = record_of(SessionOptions, reply)
         self.metrics = MetricLog(rank=rank, elapsed_s=reply.elapsed_s)
-        self._metrics_sent = 0
-        """Version of the values that the launcher has."""
+        self._metrics_sent = 0  # version of the values that the launcher has
         # From now on, follow the launcher's updates and report about once a second, or more often with step times.
         self._interval_s = _STEP_TIMES_INTERVAL_S if self.options.wants_step_times else _REPORT_INTERVAL_S
         self._late_stop = LateStop(self.options.stop_grace_s, self._end_late)
@@ -208,7 +209,7 @@ class RankSession:
         with self._changed:
             # Wait until the last step of all ranks is decided. Report now, because the decision needs all ranks.
             if self._stop_requested and self._stop_at is None:
-                self._wake.set()
+                self._report_now.set()
                 if not self._changed.wait_for(lambda: self._stop_at is not None, _DECISION_TIMEOUT_S):
                     logger.warning(
                         "received no decision where to stop within %.0f s; stopping before this step",
@@ -217,7 +218,7 @@ class RankSession:
                     self._stop_at = StopPoint(loader="", steps=0)
             if not self._is_reached(loader):
                 self._steps_started[loader] += 1
-                self._loader = loader
+                self._latest_loader = loader
                 return
         self.end()
 
@@ -252,7 +253,7 @@ class RankSession:
         if self._closing.is_set():
             return True
         self._closing.set()
-        self._wake.set()
+        self._report_now.set()
         is_answered = self._report(finished=finished)
         self._link.cancel()
         for thread in self._threads:
@@ -318,14 +319,14 @@ class RankSession:
             self._changed.notify_all()
         if update.stop_requested:
             self._late_stop.request()
-            self._wake.set()
+            self._report_now.set()
 
     def _report_regularly(self) -> None:
         """Report at intervals, and at once after a request to stop. Runs on a thread."""
         errors = LoggedErrors()
         while not self._closing.is_set():
-            self._wake.wait(self._interval_s)
-            self._wake.clear()
+            self._report_now.wait(self._interval_s)
+            self._report_now.clear()
             if not self._closing.is_set():
                 with errors.during("interrupting this rank"):
                     self._late_stop.interrupt_if_due()
@@ -344,12 +345,12 @@ class RankSession:
         if finished and self.stop_failure is not None:
             failure = self._cause(self.stop_failure.summary, self.stop_failure.detail, ExitCode.SCRIPT_FAILED)
         with self._changed:
-            # If the rank reports a stop vote, check_stop() begins no further step until the decision arrives.
+            # ``stop_vote`` promises that check_stop() begins no further step until the decision arrives.
             reported = self._reported()
             report = RankReport(
                 rank=self.rank,
                 steps_started={name: count for name, count in self._steps_started.items() if name in reported},
-                loader=self._loader,
+                loader=self._latest_loader,
                 waiting=any(timer.is_waiting for timer in self._timers),
                 stop_vote=self._stop_requested,
                 failure=failure,
@@ -357,8 +358,9 @@ class RankSession:
                 generation=self.generation,
             )
             timers = [timer for timer in self._timers if self._loaders[id(timer)] in reported]
-        with self._measuring.during("summing up what this rank measured"):  # failures and votes are sent in any case
-            # A summary of many steps takes milliseconds, so a report between two of them repeats the last one.
+        # If this fails, the report is sent without measurements, because failures and votes must arrive.
+        with self._summary_errors.during("summing up what this rank measured"):
+            # A summary of many steps takes milliseconds. So frequent reports, with step times, repeat the last one.
             now_s = time.monotonic()
             is_last = finished or report.failure is not None
             is_due = is_last or now_s >= self._next_summaries_s or len(timers) != len(self._summaries)
@@ -395,7 +397,7 @@ class RankSession:
         names = set(self._loaders.values())
         if len(names) > MAX_LOADERS:
             # Always report the loader whose step began last, so leave one place for this loader.
-            names = {name for name, _ in self._steps_started.most_common(MAX_LOADERS - 1)} | {self._loader}
+            names = {name for name, _ in self._steps_started.most_common(MAX_LOADERS - 1)} | {self._latest_loader}
         return frozenset(names)
 
 

@@ -50,8 +50,11 @@ class LateStop:
         self._clock = clock
         self._lock = threading.Lock()
         self._requested_s: float | None = None
+        """Time of the first request to stop."""
         self._polled_s = float("-inf")
+        """Time of the last call of `is_wait_over`."""
         self._may_interrupt = False
+        """Whether the handler of the signal is installed, and the signal was not yet sent."""
 
     def install(self) -> None:
         """Allow the interrupt. Call this on the main thread."""
@@ -74,6 +77,7 @@ class LateStop:
             self._polled_s = now_s = self._clock()
             if self._requested_s is None:
                 return False
+            # Without an endpoint the batch will hardly come, so wait only until one may have been restarted.
             patience_s = min(_STARVED_S, self._patience_s) if is_starved else self._patience_s
             return now_s - self._requested_s >= patience_s
 
@@ -81,9 +85,11 @@ class LateStop:
         """Interrupt the main thread once if half of the grace has passed. Call this about once a second."""
         now_s = self._clock()
         with self._lock:
-            if not self._may_interrupt or self._requested_s is None or now_s - self._polled_s < _POLL_BOUND_S:
+            if not self._may_interrupt or self._requested_s is None:
                 return
-            if now_s - self._requested_s < self._patience_s:
+            # A rank that polls `is_wait_over` waits between two steps and ends there by itself. That is better than in
+            # the middle of a step.
+            if now_s - self._polled_s < _POLL_BOUND_S or now_s - self._requested_s < self._patience_s:
                 return
             self._may_interrupt = False
         main_thread = threading.main_thread().ident

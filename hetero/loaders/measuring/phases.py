@@ -58,8 +58,8 @@ class Phases:
         self.phase = Phase.WARMUP if warmup_steps else Phase.RUNNING
         """The phase of the next delivery."""
         self.window = 1
-        """Number of batches that the loader fetches ahead. Batches may arrive in bursts of this number. Therefore the
-        warm-up consumes the first burst, and the measured steps of the job as it runs are several whole bursts."""
+        """Number of batches that the loader fetches ahead. Batches may arrive in bursts of this number: many come at
+        once, and then none for some time. See `num_planned`."""
         self.num_steps = 0
         """Steps of this phase so far."""
         self.num_steps_total = 0
@@ -71,17 +71,18 @@ class Phases:
         self.data_wait_s: list[float] = []
         """Data wait of each of these steps, in seconds."""
         self.headspace_s: list[float] = []
-        """Seconds of each measured step of the headspace phase."""
+        """Seconds of each measured step of the HEADSPACE phase. It repeats batches, so these steps do not wait."""
         self._phase_s = 0.0
         """Seconds of the steps of this phase that are measured."""
 
     @property
     def num_planned(self) -> int:
         """Number of steps that this phase needs before it may end. 0 if all phases are over."""
-        # Measure whole windows, because batches may arrive in bursts of one window.
+        # Measure several whole windows, because batches may arrive in bursts of one window. The steps of a part of a
+        # burst would show a wrong mean wait.
         num_windows = max(_MIN_WINDOWS, math.ceil(ENOUGH_STEPS / self.window))
         counts = {
-            # Batches that were fetched ahead before the first step must not be measured.
+            # The first burst must not be measured, because its batches were fetched before the first step.
             Phase.WARMUP: max(self._warmup_steps, self.window),
             Phase.RUNNING: num_windows * self.window,
             Phase.HEADSPACE: EXCLUDED_STEPS + ENOUGH_STEPS,
@@ -116,10 +117,11 @@ class Phases:
             self.data_wait_s.append(data_wait_s)
         elif self.measures_headspace:
             self.headspace_s.append(step_s)
-        # The first steps of the headspace phase count as its steps, but not towards its time.
-        is_excluded = self.phase is Phase.HEADSPACE and not self.measures_headspace
+        # The first steps of the HEADSPACE phase are not measured (`EXCLUDED_STEPS`). So they count as steps of the
+        # phase, but not towards the seconds of measured steps that it needs.
+        if self.phase is not Phase.HEADSPACE or self.measures_headspace:
+            self._phase_s += step_s
         self.num_steps += 1
-        self._phase_s += 0.0 if is_excluded else step_s
         if self.phase is not Phase.DONE and self._is_phase_over(elapsed_s):
             self.phase = Phase(PHASES[PHASES.index(self.phase.value) + 1])
             self.num_steps = 0

@@ -91,15 +91,22 @@ class LoaderProfiler:
         self._steps_per_epoch: int | None = None
         self._batch_samples = 0
         self._unfetched: deque[BatchRequest] = deque(maxlen=_MAX_REQUESTS)
+        """The first requests that kept batches have answered. Nothing was fetched for them."""
         self._fetched: deque[BatchRequest] = deque(maxlen=_MAX_REQUESTS)
+        """The latest requests whose batches were fetched."""
         self._usage = _Usage(kept)
         self._measured_here: tuple[SupplyProfile, Contents] | None = None
         """Return value of ``measure``. None if this rank has not measured samples."""
         self._note = ""
+        """Why this rank measures samples, and whether that failed. Empty if hosts measure them."""
         self._is_measured = False
+        """Whether `measure_rest` has run."""
         self._is_typical = True
+        """Whether the step that ends now may be measured. `begin_delivery` decides this."""
         self._has_fetched = False
+        """Whether the step that ends now contains fetched batches."""
         self._knows_waits = True
+        """Whether each measured data wait so far contains the waits for all batches of its step."""
 
     def shared(self, session: RankSession) -> LoaderProfiler:
         """Return the profiler that all loaders of this kind share, and connect it to the timer of this loader.
@@ -121,7 +128,7 @@ class LoaderProfiler:
 
     @property
     def is_done(self) -> bool:
-        """Whether everything is measured."""
+        """Whether all steps are measured, and on rank 0 also the samples that hosts cannot measure."""
         return self.phases.phase is Phase.DONE and (self._rank != 0 or self._is_measured)
 
     @property
@@ -143,8 +150,10 @@ class LoaderProfiler:
             knows_wait: Whether the data wait of the steps contains the waits for all their batches.
         """
         global _latest
+        # A run without profiling may request the first batch in the epoch before. Then the script hardly waits for it.
+        is_first_typical = not self._pipeline.may_add_next_epochs
         # ``_latest is self``: no other loader has delivered a batch since this loader's last one.
-        self._is_typical = not self._pipeline.may_go_on if is_first else _latest is self
+        self._is_typical = is_first_typical if is_first else _latest is self
         self._has_fetched = has_fetched
         self._knows_waits = self._knows_waits and knows_wait
         _latest = self
@@ -206,9 +215,11 @@ class LoaderProfiler:
             is_last: Whether the script has ended.
         """
         phases = self.phases
+        # All steps are measured, but rank 0 has yet to measure samples. The launcher must not end the run before.
+        has_rest = phases.phase is Phase.DONE and not self.is_done
         part = RankPart(
             loader=self._pipeline.name,
-            phase=phases.phase.value if self.is_done or phases.phase is not Phase.DONE else Phase.HEADSPACE.value,
+            phase=Phase.HEADSPACE.value if has_rest else phases.phase.value,
             num_steps=phases.num_steps,
             num_planned=phases.num_planned,
             num_steps_total=phases.num_steps_total,
@@ -217,6 +228,7 @@ class LoaderProfiler:
             steps_per_epoch=(self._steps_per_epoch or 0) // self.batches_per_step or None,
             requests_ahead=self._pipeline.requests_ahead,
         )
+        # The script may be in a long validation, so it measures no further steps. Report what there is.
         is_late = self.elapsed_s > _MAX_TRAINING_S and len(phases.step_s) >= MIN_STEPS
         if not (self.is_done or is_last or is_late):
             return part
@@ -242,9 +254,10 @@ class LoaderProfiler:
     def _on_step(self, compute_s: float, data_wait_s: float) -> None:
         """Record a complete step, and read CPU and GPU use in the headspace phase. The loader's timer calls this."""
         step_s = compute_s + data_wait_s
-        # In the phases that repeat batches, steps with fetched batches do not count.
+        # In the phases that repeat batches, a step on fetched batches does not count, because it may have waited.
         is_typical = self._is_typical and not (self.phases.repeats and self._has_fetched)
         self.phases.step(step_s, data_wait_s, elapsed_s=self.elapsed_s, is_typical=is_typical)
+        # Measure the use of CPU and GPUs in the same steps as the time of the HEADSPACE phase.
         if self.phases.phase is Phase.HEADSPACE and not self.phases.measures_headspace:
             self._usage.prepare()
         elif self.phases.repeats:
@@ -269,7 +282,8 @@ class LoaderProfiler:
     def _work(self) -> SampledWork | str:
         """Return samples that a host measures after the training. If no host can fetch them, return the reason.
 
-        Samples that were not fetched come first.
+        Samples that the job would have fetched next come first, because files of fetched samples may still be in the
+        memory of a host.
         """
         spec = self._pipeline.subject
         if not isinstance(spec, DatasetSpec):
@@ -329,6 +343,7 @@ class ProfiledBatches(Iterator[Any]):
         self._num_unconsumed = num_unconsumed
         self._is_closed = False
         self._is_first = True
+        """Whether the next batch is the first one of the pass."""
         self.request: BatchRequest | None = None
         """Request of the batch that `next` returned or raised an exception for."""
         self.is_repeated = False
@@ -346,13 +361,14 @@ class ProfiledBatches(Iterator[Any]):
         """
         if self._is_closed:
             raise StopIteration
-        # In this phase every batch is a kept one, because the script must never wait for data.
+        # In the HEADSPACE phase every batch is a kept one, because the script must never wait for data.
         if self._profiler.repeats:
             # Close the source, which would otherwise go on fetching ahead.
             if self._source is not None:
                 self._source.close()
                 self._source = None
-            # Replace the batches that the source had requested first, because they come next in the pass.
+            # The batches that the source had requested come next in the pass, so replace these first. The caller
+            # removes each from ``in_flight`` when it reports its delivery.
             in_flight = self._requests.in_flight
             self.request = in_flight[0] if in_flight else next(self._requests)
             self.is_repeated = True
@@ -376,6 +392,7 @@ class ProfiledBatches(Iterator[Any]):
 
     def _begin_delivery(self) -> None:
         """Report to the profiler that the script gets a batch, unless the caller reports this itself."""
+        # The framework takes batches ahead of the script, so only the caller knows when the script gets one.
         if self._num_unconsumed is not None:
             return
         self._profiler.measure_if_done()

@@ -32,6 +32,7 @@ class LoaderTiming:
         """Name in reports."""
         self._timer: StepTimer | None = None
         self._timed: object = None
+        """Identifies the pass that is measured now, which is the one that began the last wait. None between passes."""
 
     @property
     def timer(self) -> StepTimer:

@@ -38,6 +38,7 @@ class MadeAnew:
         self._order: bytes | None = order
         """Digest of the order of the earlier loader's sampler. None for a loader in its own order."""
         self._is_made_anew = is_same is not None and is_same(subject)
+        """Whether an earlier loader of this kind has delivered a whole epoch of the same data set in this process."""
 
     def note_finished(self, subject: Any, order: bytes | None) -> None:
         """Record that the loader has delivered a whole epoch. ``order``: digest of its sampler's order."""

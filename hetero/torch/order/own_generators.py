@@ -31,8 +31,9 @@ class OwnGenerators:
         self._key = key
         self._only_torch = only_torch
         self._torch = [(torch.default_generator, key), *more]
-        self._torch_states: list[torch.Tensor] | None = None  # None: not seeded yet
-        self._other_states: tuple[Any, Any] | None = None
+        """torch's generators, each with its seed in this pass."""
+        self._torch_states: list[torch.Tensor] | None = None  # of these generators in this pass. None: not seeded yet
+        self._other_states: tuple[Any, Any] | None = None  # of Python's and NumPy's generators in this pass
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
@@ -52,7 +53,7 @@ class OwnGenerators:
                     generator.set_state(state)
 
     def next_numbers(self) -> tuple[float, ...]:
-        """Draw one number from each global generator. If the sampler has drawn none, these are the first numbers."""
+        """Draw one number from each global generator. They show whether the sampler has drawn from it before."""
         with self.swapped_in():
             first = torch.rand((), generator=torch.default_generator, device="cpu").item()
             return (first,) if self._only_torch else (first, random.random(), np.random.random())

@@ -59,7 +59,9 @@ class RankOrders:
         self._number = _num_loaders[kind]
         """This loader is the n-th of its kind in this process. n is this number."""
         self._is_checked = False
+        """Whether the seed was compared."""
         self._has_warned = False
+        """Whether a warning about shared samples was logged."""
 
     def check_seed(self, seed: int, *, loader: str) -> None:
         """Compare the seed of a shuffled order with that of the first rank that has called this method.
@@ -121,8 +123,10 @@ class RankOrders:
                 # A part ends after its largest index, so the parts may have different lengths.
                 length = min(len(own), len(part))
                 num_shared = int(np.count_nonzero(own[:length] & part[:length]))
-                # More than a filled-up batch and than half of what chance gives, but not equal parts.
-                is_chance = max(drawn.largest_batch, num_own / (2 * world_size)) < num_shared < num_own
+                # Chance gives about 1 / (world size) of the samples, and half of this is enough for a warning. A
+                # filled-up batch may share samples too, so their number must exceed its size.
+                least_shared = max(drawn.largest_batch, num_own / (2 * world_size))
+                is_chance = least_shared < num_shared < num_own
                 # No rank waits, so the neighbour's part may belong to another pass. Then it is not compared.
                 if not is_chance or int.from_bytes(found[:16], "little") != drawn.number:
                     continue

@@ -76,14 +76,14 @@ class SamplerOrder:
         self.seed = seed
         self._parts = _parts_of(sampler)
         """The user's sampler, and the samplers that it wraps."""
-        self._generator_seeds = [_generator_seed(part) for part in self._parts]
+        self._generator_seeds = [_generator_seed(part) for part in self._parts]  # None for a part without a generator
         self.epoch: int | None = None
         """The epoch that was last set on the sampler. None if unknown."""
         self.length: int | None = None
         """The sampler's length in the latest pass. None before the first pass, for a sampler without a length, and for
         a stateful sampler, whose length may be only what is left of the epoch."""
-        self._left_pass: _LeftPass | None = None
-        self._drawn: tuple[int, bytes] | None = None
+        self._left_pass: _LeftPass | None = None  # the latest pass of a stateful sampler
+        self._last_order: tuple[int, bytes] | None = None
         """The epoch of the last pass that was drawn from its beginning to its end, and a digest of its order."""
         self._may_repeat = isinstance(sampler, list | tuple | range | np.ndarray)
         """Whether the order may be the same in every epoch without a warning. True also after the first warning."""
@@ -107,7 +107,7 @@ class SamplerOrder:
             return length
         return length // self.batch_size if self.drop_last else -(-length // self.batch_size)
 
-    def _measure(self, number: int) -> int | None:
+    def _length_in(self, number: int) -> int | None:
         """Return the value of `length` in the pass with this number.
 
         Some bucket samplers make their batches in ``__len__``. So the generators of the pass are swapped in here.
@@ -151,7 +151,7 @@ class SamplerOrder:
             if before is not None and before != now:
                 part.set_epoch(before)
 
-    def _set_again(self, start: Start) -> None:
+    def _repeat_set_epoch(self, start: Start) -> None:
         """Call ``set_epoch`` of the parts again with their present epochs, because the method may draw an order.
 
         The order then depends on the seed and the epoch of the pass, and not on the script's generators. torch's own
@@ -186,13 +186,13 @@ class SamplerOrder:
         return None if self._left_pass is None else (self._left_pass.number, self._left_pass.states[0])
 
     def restore_left_position(self, number: int, state: object) -> None:
-        """Make the next pass begin where an earlier pass left the sampler.
+        """Make the next pass begin where an earlier pass left the sampler. The pass draws its last batch again.
 
         Args:
-            number: The number of that pass.
-            state: The sampler's state before the last delivered batch of that pass.
+            number: The number of the earlier pass.
+            state: The sampler's state before the last delivered batch of the earlier pass. See `_rewind`.
         """
-        self._left_pass = _LeftPass(number, (state,))
+        self._left_pass = _LeftPass(number, states=(state,))
 
     def batches(self, start: Start) -> Iterator[PlannedBatch]:
         """Yield the batches of a pass. If the start has no sampler's state, draw and discard the batches before it.
@@ -213,15 +213,15 @@ class SamplerOrder:
                 part.generator = None
         # If the last pass was left early, and no state is loaded, put the sampler back to the last delivered batch.
         if state is None and self._left_pass is not None and not self._left_pass.is_completed:
-            self._put_back(self._left_pass)
+            self._rewind(self._left_pass)
         # Set the epochs only after this, because a sampler may draw its order in set_epoch.
-        self._set_again(start)
+        self._repeat_set_epoch(start)
         # Keep the position, for the pass after this one.
         if self.is_stateful:
             self._left_pass = _LeftPass(start.number, (self._snapshot() if state is None else state,), self._epochs())
         # Ask for the length once in a pass, and after set_epoch: a bucket sampler took 300 ms for its length, and drew
         # random numbers for it.
-        self.length = self._measure(start.number)
+        self.length = self._length_in(start.number)
 
     def _drawn_batches(self, start: Start) -> Iterator[PlannedBatch]:
         """Draw the batches of a pass and yield those from its start on. Then compare the order with the last pass."""
@@ -267,11 +267,11 @@ class SamplerOrder:
             order: Digest of the indices of this pass.
             generators: The generators of this pass.
         """
-        last, self._drawn = self._drawn, (start.epoch, order)
+        last, self._last_order = self._last_order, (start.epoch, order)
         self.shuffled_order = order if self._shuffles(start.number, generators) else None
         if self.shuffled_order is None or last is None or last[0] == start.epoch or last[1] != order:
             return
-        if start.again is None:
+        if start.earlier_passes is None:
             # The script did not call set_epoch. Only `hetero check` warns of this, because scripts leave set_epoch out
             # on purpose for validation.
             if is_checked() and self._parts_with_set_epoch():
@@ -301,7 +301,7 @@ class SamplerOrder:
         # If the sampler drew from a global generator, the next number of this generator is not its first one.
         return generators.next_numbers() != self._own_generators(number).next_numbers()
 
-    def _put_back(self, left: _LeftPass) -> None:
+    def _rewind(self, left: _LeftPass) -> None:
         """Put the sampler where it would be if only the delivered batches of the last pass had been drawn.
 
         It is not enough to load the state after the last delivered batch. Some samplers start their next iteration at a
@@ -315,7 +315,8 @@ class SamplerOrder:
             self._put_epochs_back(left.sampler_epochs)
             elements = self._iterate(left.states[0])
             self._draw(elements)
-            # After the last batch, this also completes the sampler's iteration.
+            # After the last batch, this completes the sampler's iteration. After any other batch, it draws one too
+            # many, so begin again at the state and draw only the delivered batch.
             is_last = self._draw(elements) is None
             del elements
             if not is_last:
@@ -437,8 +438,7 @@ class _LeftPass:
     number: int
     """The number of the pass."""
     states: tuple[object, ...]
-    """The sampler's states before and after the last delivered batch, or only the state at the beginning of the
-    pass."""
+    """States of the sampler before and after the last delivered batch, or only the one at the start of the pass."""
     sampler_epochs: Sequence[int | None] = ()
     """The epochs that the parts of the sampler had in that pass."""
     is_completed: bool = False
