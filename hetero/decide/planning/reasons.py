@@ -88,8 +88,8 @@ def _refusal(found: Search, reason: str) -> str:
     best, base = _cheapest_with_data(found), found.baseline
     if best is None:
         return "Do not add data hosts: no type of the menu can make batches."
-    is_about_cost = found.constraints.goal == "cost"
-    cost = _cost_text(best, base) if is_about_cost else ""
+    # End of each sentence: the cost with the cheapest data hosts, which it names.
+    cost = _cost_text(found, best, f" with {hosts_text(best.candidate)}")
     machine = base.candidate.trainer
     fastest = min(_with_data(found), key=lambda each: each.prediction.step_s)
     match reason:
@@ -113,17 +113,16 @@ def _refusal(found: Search, reason: str) -> str:
         case "storage" | "window" | "data network":
             return f"Do not add data hosts: {_BECAUSE[reason]}{cost}."
         case _:
-            cost = _cost_text(best, base, has_names=False) if is_about_cost else ""
             change = best.prediction.step_s / base.prediction.step_s - 1
             # A longer step was once "-764 % shorter".
             if change >= 0:
                 return (
                     f"Do not add data hosts: with the cheapest, {hosts_text(best.candidate)}, a step takes "
-                    f"{100 * change:,.0f} % longer{cost}."
+                    f"{100 * change:,.0f} % longer{_cost_text(found, best)}."
                 )
             return (
                 f"Do not add data hosts: even the cheapest, {hosts_text(best.candidate)}, makes a step "
-                f"{-100 * change:.0f} % shorter{cost.replace(', and', ', but')}."
+                f"{-100 * change:.0f} % shorter{_cost_text(found, best, conjunction='but')}."
             )
 
 
@@ -263,20 +262,23 @@ def _change(chosen: Alternative, base: Alternative) -> str:
     return text
 
 
-def _cost_text(best: Alternative, base: Alternative, *, has_names: bool = True) -> str:
-    """Return what 1,000 steps would cost compared with the baseline, as the end of a sentence. Empty without prices.
+def _cost_text(found: Search, best: Alternative, with_hosts: str = "", *, conjunction: str = "and") -> str:
+    """Return what 1,000 steps would cost compared with the baseline, as the end of a sentence.
+
+    Empty if prices are missing, or if the goal is not the cost.
 
     Args:
+        found: The search.
         best: The alternative with data hosts that costs the least.
-        base: The baseline.
-        has_names: Whether to name the data hosts.
+        with_hosts: Words that name its data hosts. Empty if the sentence has named them before.
+        conjunction: Word that joins the text to the sentence.
     """
-    best_usd, base_usd = best.usd_per_1k_steps, base.usd_per_1k_steps
-    if best_usd is None or base_usd is None:
+    best_usd, base_usd = best.usd_per_1k_steps, found.baseline.usd_per_1k_steps
+    if best_usd is None or base_usd is None or found.constraints.goal != "cost":
         return ""
     more = best_usd / base_usd - 1
     change = f"{more:.0%} more" if more >= 0 else f"only {-more:.1%} less"
-    return f", and 1,000 steps would cost {change}" + (f" with {hosts_text(best.candidate)}" if has_names else "")
+    return f", {conjunction} 1,000 steps would cost {change}{with_hosts}"
 
 
 def _limit_text(alternative: Alternative) -> str:

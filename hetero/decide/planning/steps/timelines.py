@@ -115,6 +115,7 @@ class Timelines:
     def _timeline_of(self, candidate: Candidate, *, is_long: bool) -> Timeline | None:
         """Return the timeline of a candidate, made from the mean figures. None if the candidate has no endpoints."""
         training, trainer, form = self._training, candidate.trainer, candidate.form
+        # The profile measured torch's own loader. All other clusters follow the rules of hetero's readers.
         is_own_loader = self._is_profiled(candidate)
         local = candidate.local_endpoints
         if is_own_loader:
@@ -208,7 +209,9 @@ class Timelines:
         elif expected_s < 1.1 * training.headspace_s.mean:
             self.residual_s = min(max(0.0, training.step_s.mean - expected_s), training.data_wait_s.mean)
         else:
-            self.correction = (training.step_s.mean / expected_s) ** self._trust()
+            # The measured steps and the measured samples are both uncertain. So correct the costs only by a part of the
+            # difference, which is larger if the steps are more certain than the samples.
+            self.correction = (training.step_s.mean / expected_s) ** self._weight_of_steps()
 
     def _has_slow_batches(self, own: Candidate, expected_s: float) -> bool:
         """Return whether a few batches take much longer than their samples.
@@ -251,7 +254,7 @@ class Timelines:
         self._known.clear()
         return mean_cost
 
-    def _trust(self) -> float:
+    def _weight_of_steps(self) -> float:
         """Return the weight of the measured step time against the weight of single samples, between 0 and 1.
 
         Few steps, or steps of very different times, say less about the cost of a sample than many samples do.
@@ -278,17 +281,18 @@ class Timelines:
 def window_batches(trainer: Machine, num_endpoints: int, nbytes: float, num_ranks: int, ranks_per_host: int) -> int:
     """Return how many batches of ``nbytes`` bytes the memory of a rank's window holds, at least 1.
 
-    The limits are those of the reader: its plan of batches with the bytes of its growth, and its share of the
-    host's memory.
+    A reader has two limits. One is its share of the host's memory. The other is the bytes of the batches that it plans,
+    and of the additional batches that a window may hold while its next batch is late.
     """
     # If the bytes of a batch are not known, they limit nothing.
     if nbytes <= 0:
         return 1 << 30
+    # The rank's share of the requests to all endpoints, rounded up.
     planned = max(2, -(-PREFETCH_FACTOR * num_endpoints // num_ranks))
     memory_bytes = math.inf if trainer.memory_bytes is None else trainer.memory_bytes
-    limit = min(window_bytes_of(memory_bytes, ranks_per_host), planned * nbytes + WindowGrowth.MAX_BYTES)
+    limit_bytes = min(window_bytes_of(memory_bytes, ranks_per_host), planned * nbytes + WindowGrowth.MAX_BYTES)
     # A limit of exactly two batches must hold two, whatever the rounding.
-    return max(1, int(limit / nbytes + 1e-9))
+    return max(1, int(limit_bytes / nbytes + 1e-9))
 
 
 def _value(figure: Figure | None) -> float:
