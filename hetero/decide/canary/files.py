@@ -155,7 +155,7 @@ def choose_files(
     if num_chosen == len(ordered):
         return sorted(ordered)
     wanted_bytes = fraction * sum(file.num_bytes for file in ordered)
-    # With this number of pools, each pool still has as many files as a sample.
+    # With this number of pools, each pool still has enough files for a sample.
     pool = _pool(ordered, len(ordered) // num_chosen, seed=seed, replicate=replicate)
     # The pool is in the order of folders and sizes. A sample has one file of each of `num_chosen` equal sections of it.
     bounds = [len(pool) * i // num_chosen for i in range(num_chosen + 1)]

@@ -374,7 +374,7 @@ def _outlier_factors(residuals: Array, variances: Array, noise: Noise) -> Array:
     """
     scores = np.abs(residuals) / np.sqrt(variances)
     # The scale is the standard deviation of usual runs: 1.4826 times the median. The median of few residuals is often
-    # too small, so that usual runs would count as outliers. Therefore bound the scale from below.
+    # too small, and usual runs would then count as outliers. Therefore bound the scale from below.
     num_line_parts = 2
     mean_square = float(np.sum(scores**2)) / max(1, len(scores) - num_line_parts)
     scale = max(noise.relative, 1.4826 * float(np.median(scores)), _TYPICAL * math.sqrt(mean_square))

@@ -83,17 +83,17 @@ def _title(report: Report, answer: str, why: str) -> str:
 
 def _headline(comparison: Comparison) -> tuple[str, str]:
     """Return the verdict of a comparison, and the reason for it."""
+    has_pace = comparison.speedup is not None
     if comparison.objections:
-        what = "Whether the second run is cheaper" if comparison.speedup else "Which run is faster and which is cheaper"
+        what = "Whether the second run is cheaper" if has_pace else "Which run is faster and which is cheaper"
         return f"{what} cannot be said", " ".join(comparison.objections)
     if comparison.saving is None:
-        return f"{speedup_text(comparison)} times the pace" if comparison.speedup else "No verdict", (
-            "whether it is cheaper cannot be said without all prices"
-        )
+        verdict = f"{speedup_text(comparison)} times the pace" if has_pace else "No verdict"
+        return verdict, "whether it is cheaper cannot be said without all prices"
     if comparison.is_worth_it is None:
-        # The text is a verdict, a colon, and the reason.
-        start, _, why = verdict_text(comparison).partition(": ")
-        return start, why
+        # Without a decision, the text of the verdict contains the reason, after a colon.
+        verdict, _, why = verdict_text(comparison).partition(": ")
+        return verdict, why
     return verdict_text(comparison).capitalize(), f"the second run has {pace_text(comparison)}"
 
 

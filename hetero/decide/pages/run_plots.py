@@ -66,16 +66,18 @@ def steps_plot(runs: Sequence[ShownRun]) -> Plot | None:
 def step_parts_s(steps: StepSummary) -> dict[str, float]:
     """Return the parts of a mean step in seconds, by name.
 
-    With an emulated step, the compute is the emulated time of the accelerator, and real work of this machine that takes
-    longer.
+    An emulated step takes the time of the accelerator, which it emulates by waiting. If the real work of this machine
+    takes longer, the compute is longer than this time, and the difference is a part too.
     """
     # A loader without measured steps must not divide by zero.
     num_steps = max(1, steps.num_steps_measured)
-    compute_s, wait_s = steps.compute_total_s / num_steps, steps.data_wait_total_s / num_steps
-    if steps.step_wait_s is None:
-        return {"compute": compute_s, "data wait": wait_s}
-    real_work_s = max(0.0, compute_s - steps.step_wait_s)
-    return {"accelerator": compute_s - real_work_s, "real work that shows": real_work_s, "data wait": wait_s}
+    compute_s, data_wait_s = steps.compute_total_s / num_steps, steps.data_wait_total_s / num_steps
+    accelerator_s = steps.step_wait_s
+    # Without an emulated accelerator, the compute is one part.
+    if accelerator_s is None:
+        return {"compute": compute_s, "data wait": data_wait_s}
+    real_work_s = max(0.0, compute_s - accelerator_s)
+    return {"accelerator": compute_s - real_work_s, "real work that shows": real_work_s, "data wait": data_wait_s}
 
 
 def parts_plot(runs: Sequence[ShownRun]) -> Plot | None:
@@ -120,9 +122,10 @@ def cpu_plot(run: ShownRun) -> Plot | None:
     num_cpus = max(usage.num_cpus for usage in hosts)
     axes.set_ylabel(f"CPUs busy, of {num_cpus}")
     legend(axes)
-    is_shared = any(usage.scope == "tree" for usage in hosts)
+    # Simulated hosts share a machine, so each of them is measured as a tree of processes and not as a machine.
+    is_simulated = any(usage.scope == "tree" for usage in hosts)
     caption = (
-        f"All hosts share the {num_cpus} CPUs of one machine. Emulated vCPUs do not show here." if is_shared else ""
+        f"All hosts share the {num_cpus} CPUs of one machine. Emulated vCPUs do not show here." if is_simulated else ""
     )
     if len(hosts) > len(_HOST_COLOURS):
         caption = f"{caption} The first {len(_HOST_COLOURS)} of {len(hosts)} hosts.".strip()

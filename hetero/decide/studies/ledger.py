@@ -97,8 +97,8 @@ def digest_of_script(path: Path) -> str:
 def _relative(path: str, base: str) -> str:
     """Return a text for a path that stays the same if the folder of the study moves.
 
-    It is the path relative to the folder, or the last name of a path outside. The identity of the study has such paths
-    as the file states them, so a change is found there.
+    It is the path relative to the folder. For a path outside of the folder it is only the last name. If the study's
+    file names another such path, the study has another identity, and the ledger is rejected.
     """
     return str(Path(path).relative_to(base)) if Path(path).is_relative_to(base) else Path(path).name
 

@@ -117,13 +117,13 @@ def prepare_study(path: Path, *, levels: Mapping[str, str] | None = None, replic
         # Paths in the file are relative to its folder.
         options["price_file"] = str(path.parent / str(options["price_file"]))
     catalogue = catalogue_of(options)
-    plan = plan_study(study, catalogue)
-    plan = replace(plan, runs=tuple(_started(run, study) for run in plan.runs))
-    _check_clusters(study, plan.cells)
-    # The budget is checked for the selected runs, and all else for the whole study.
-    selected = only(plan, levels) if levels else plan
-    findings = tuple(check_study(plan, catalogue, selected=selected))
-    return Preparation(plan=selected, whole=plan, catalogue=catalogue, findings=findings)
+    whole = plan_study(study, catalogue)
+    whole = replace(whole, runs=tuple(_with_folder(run, study) for run in whole.runs))
+    _check_clusters(study, whole.cells)
+    # Select the runs to execute. The budget is checked for these runs, and all else for the whole study.
+    selected = only(whole, levels) if levels else whole
+    findings = tuple(check_study(whole, catalogue, selected=selected))
+    return Preparation(plan=selected, whole=whole, catalogue=catalogue, findings=findings)
 
 
 def _missing(plan: StudyPlan) -> Iterator[str]:
@@ -139,8 +139,9 @@ def _missing(plan: StudyPlan) -> Iterator[str]:
                 yield f"channels.{name}: {path} does not exist, expected a folder"
 
 
-def _started(run: PlannedRun, study: Study) -> PlannedRun:
-    """Return a run with the study's folder, and with the name of its module if it runs one."""
+def _with_folder(run: PlannedRun, study: Study) -> PlannedRun:
+    """Return a run with the study's folder, which relative paths start from."""
+    # A module is found by its name as the file states it, and not by a path in the study's folder.
     script = study.script if run.options.get("module") else run.script
     return replace(run, script=script, base=str(study.path.parent.resolve()))
 

@@ -446,10 +446,10 @@ def _options(found: Mapping[str, Any], path: str) -> Mapping[str, object]:
             # Reject an unknown name.
             stated_flags({name: value})
             # Check the value with the code that reads the option in a job. nproc_per_node: 0 was a ZeroDivisionError of
-            # the study before. An option of one data service is checked with this service, which another level may
-            # state.
-            service = known[name].metadata["data_service"] or known["data_service"].default
-            resolved = getattr(_resolved({"data_service": service, name: options[name]}), name)
+            # the study before. Some options are allowed only with one data service. These options may not contain the
+            # service, because another level states it. So add the service that the option needs.
+            needed_service = known[name].metadata["data_service"] or known["data_service"].default
+            resolved = getattr(_resolved({"data_service": needed_service, name: options[name]}), name)
             # Keep the value of a text, such as the number in "2". A path stays a text, because it is relative to the
             # study.
             if isinstance(value, str) and not isinstance(resolved, Path):

@@ -21,6 +21,7 @@ it.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -146,7 +147,8 @@ def num_hosts(settings: Settings) -> int:
 def derive(study: Study, rows: Sequence[Mapping[str, Level]], catalogue: Catalogue) -> list[Cell]:
     """Return the cells of a study, one for each row of levels.
 
-    The smallest global batch of these rows is the one that steps and learning rates refer to.
+    The smallest global batch of these rows is the one that stated steps and learning rates belong to. In cells with
+    other batches they change, and ``base_steps`` and ``base_learning_rate`` keep the stated values.
 
     Raises:
         ConfigError: If a quantity is missing or is not a number, or if two statements contradict each other.
@@ -167,12 +169,11 @@ def derive(study: Study, rows: Sequence[Mapping[str, Level]], catalogue: Catalog
         derived = {"ranks": ranks, "hosts": num_hosts(settings), **_derived(study, stated, ranks, batch, smallest)}
         quantities = _merged_quantities(constraints, settings, stated, derived)
         cells.append(Cell(levels=levels, settings=settings, quantities=quantities))
-    # If a cell has a base quantity, give it to all cells, also where it does not change. A column must not have gaps.
+    # If a quantity changes in one cell, all cells get its base value, which is a column of the results without gaps.
     changed = [name for name in _MAY_CHANGE if any(_BASE + name in cell.quantities for cell in cells)]
-    for cell in cells:
-        for name in changed:
-            if name in cell.quantities:
-                cell.quantities.setdefault(_BASE + name, cell.quantities[name])
+    for cell, name in itertools.product(cells, changed):
+        if name in cell.quantities:
+            cell.quantities.setdefault(_BASE + name, cell.quantities[name])
     return cells
 
 
@@ -186,9 +187,11 @@ def _merged_quantities(
     Raises:
         ConfigError: If another stated quantity follows differently from the rest.
     """
-    # Leave out a memory of 0, the default, as a column of the results.
-    columns = {name: value for name, value in stated.items() if name not in _TO_CHECK or value}
-    given = {**columns, **settings.values}
+    # The results have a column for each quantity. Amounts that are only checked are 0 unless the study states them.
+    # They get no column then.
+    unstated = {name for name in _TO_CHECK if not stated.get(name)}
+    given = {**{name: value for name, value in stated.items() if name not in unstated}, **settings.values}
+    # Without ``fix``, the steps follow from the epochs, so stated steps that differ contradict the epochs.
     may_change = _MAY_CHANGE if constraints.fix else ("learning_rate",)
     changed = {}
     for name, value in derived.items():

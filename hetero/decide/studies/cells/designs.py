@@ -110,7 +110,11 @@ def _named_levels(rows: Sequence[Sequence[int]], factors: Sequence[Factor]) -> l
 
 
 def _fraction(factors: Sequence[Factor], num_runs: int, *, seed: int) -> list[list[int]]:
-    """Return the rows of a fraction, each with the number of each factor's level, see the docstring of the module.
+    """Return the rows of a fraction of the full grid, each with the number of each factor's level.
+
+    Several searches begin with random rows, and exchange levels until no exchange raises the determinant of the
+    information matrix (D-optimality). The larger it is, the better the runs tell the effects of the factors apart. The
+    best of the designs is returned.
 
     Raises:
         ConfigError: If there are fewer runs than main effects, or the search would take too long.
@@ -123,7 +127,8 @@ def _fraction(factors: Sequence[Factor], num_runs: int, *, seed: int) -> list[li
             f"design.fraction: found {num_runs} runs, but the factors have {num_effects} main effects with the mean\n"
             f"  to do: give at least {num_effects} runs, or fewer levels"
         )
-    # 16 runs of 14 factors take 2 s, and 40 runs of 12 factors with 4 levels half a minute.
+    # A search tries each level in each run, and computes a determinant of this many effects each time. 16 runs of 14
+    # factors take 2 s, and 40 runs of 12 factors with 4 levels half a minute.
     work = num_runs * sum(sizes) * num_effects**2
     num_starts = min(_NUM_STARTS, int(_NUM_STARTS * _MAX_WORK / work))
     if num_starts < 1:
@@ -137,10 +142,10 @@ def _fraction(factors: Sequence[Factor], num_runs: int, *, seed: int) -> list[li
     best: tuple[tuple[float, float, float], list[list[int]]] | None = None
     for _ in range(num_starts):
         rows = [[generator.randrange(size) for size in sizes] for _ in range(num_runs)]
-        determinant = _exchange(rows, sizes, codes)
+        log_determinant = _exchange(rows, sizes, codes)
         # Of designs with equal determinants, the one with the most even pairs of levels is the best, then the one with
         # the smallest correlation. Equal determinants differ in their rounding errors, so round them.
-        merit = round(determinant, 9), -_imbalance(rows, sizes), -_largest(rows, factors)
+        merit = round(log_determinant, 9), -_imbalance(rows, sizes), -_largest(rows, factors)
         if best is None or merit > best[0]:
             best = merit, rows
     assert best is not None
