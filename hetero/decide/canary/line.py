@@ -265,8 +265,9 @@ class Posterior:
     def __init__(self, design: Array, y: Array, variances: Array, noise: Noise) -> None:
         num_runs, num_columns = design.shape
         self.variances = variances
-        roots = 1 / np.sqrt(variances)
-        weighted, target = design * roots[:, None], y * roots
+        # Divide each run by its standard deviation. Then all runs have equal noise, as least squares needs.
+        weights = 1 / np.sqrt(variances)
+        weighted, target = design * weights[:, None], y * weights
         precision = weighted.T @ weighted
         # Add a little to the diagonal, because with equal fractions the matrix would be singular.
         precision += np.eye(num_columns) * 1e-12 * float(np.trace(precision))
@@ -425,7 +426,11 @@ def _exponent(x: Sequence[float], model_of: Callable[[float, Columns], _Normal],
 
 
 def _lack_of_fit(x: Array, y: Array, variances: Array, line: _Normal) -> float | None:
-    """Return the p-value of the classical test: residuals of the line against the pure error of the replicates."""
+    """Return the p-value of the classical test: residuals of the line against the pure error of the replicates.
+
+    The pure error is how much the runs with equal fractions differ from each other. None without enough replicates or
+    fractions.
+    """
     # Replicates: runs whose fractions differ by about a percent at most.
     groups: dict[float, list[int]] = defaultdict(list)
     for index, value in enumerate(x):

@@ -23,7 +23,7 @@ __all__ = ["Observed", "point_of", "read_observed"]
 
 logger = logging.getLogger(__name__)
 
-_OF_SUMMARIES = {each.name for each in fields(LoaderWork)} & {each.name for each in fields(StepSummary)} - {"name"}
+_SHARED_FIELDS = {each.name for each in fields(LoaderWork)} & {each.name for each in fields(StepSummary)} - {"name"}
 """What a summary of steps and the work of a loader both have."""
 
 
@@ -98,7 +98,7 @@ def _loaders(ranks: Sequence[RankFacts]) -> tuple[LoaderWork, ...]:
         LoaderWork(
             name=label,
             measured_s=summary.total_s,
-            **{name: getattr(summary, name) for name in _OF_SUMMARIES},
+            **{name: getattr(summary, name) for name in _SHARED_FIELDS},
         )
         for label, summary in longest.labelled
     )

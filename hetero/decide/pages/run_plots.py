@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from hetero.decide.pages.drawing import PALETTE, QUIET, Plot, bar_axes, legend, new_axes, svg_of
 from hetero.documents.quantities import seconds_text
@@ -12,9 +11,6 @@ from hetero.metrics.step_series import StepSeries
 from hetero.metrics.steps import StepSummary
 from hetero.report.compare import Comparison
 from hetero.report.model import Report
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["ShownRun", "cost_plot", "cpu_plot", "parts_plot", "steps_plot"]
 
@@ -134,8 +130,8 @@ def cpu_plot(run: ShownRun) -> Plot | None:
 
 def cost_plot(comparison: Comparison, runs: Sequence[ShownRun]) -> Plot | None:
     """Return the cost of the same work in both runs, with their bounds. None without a saving."""
-    even = comparison.break_even_speedup
-    if comparison.saving is None or even is None:
+    break_even = comparison.break_even_speedup
+    if comparison.saving is None or break_even is None:
         return None
     axes = bar_axes([run.name for run in runs])
     has_bounds = False
@@ -154,10 +150,10 @@ def cost_plot(comparison: Comparison, runs: Sequence[ShownRun]) -> Plot | None:
             # The cost grows with the step time, so its bounds have the same ratio.
             axes.plot([usd.value * least_s / most_s, usd.value], [row, row], color="#000000", linewidth=3)
     axes.set_xlabel(f"USD for {'1,000 steps' if comparison.per == 'step' else 'a million samples'}")
-    caption = f"The second run costs as much as the first at {even.value:.2f} times its pace"
+    caption = f"The second run costs as much as the first at {break_even.value:.2f} times its pace"
     step = None if comparison.baseline.headline is None else comparison.baseline.headline.step_time_mean
     if comparison.per == "step" and step is not None:
-        caption += f", which is a step of {seconds_text(step.value / even.value)}"
+        caption += f", which is a step of {seconds_text(step.value / break_even.value)}"
     caption += "."
     if has_bounds:
         caption += " The black line leads to a lower bound without this machine's other work."

@@ -171,16 +171,18 @@ def notes_of(profile: Profile, found: Search, vcpu_speeds: Mapping[str, float]) 
         if group.machine.is_spot:
             notes.append(f"{name} is a spot instance. The job goes on without a host that is taken back, but slower.")
     best = _cheapest_with_data(found)
-    # The answer "do not add data hosts" may be wrong too, so state its chance as well.
-    if chosen.candidate.data or best is None:
-        chance, doubt = found.chance_to_pay, "this pays: the chance"
-    else:
+    claim, event, chance = "this pays", "", found.chance_to_pay
+    # The answer "do not add data hosts" may be wrong too, so state the chance that data hosts pay.
+    if not chosen.candidate.data and best is not None:
+        claim, event = "data hosts do not pay", f" that {hosts_text(best.candidate)} cost less per step"
         chance = chance_to_pay(best, found.baseline)
-        doubt = f"data hosts do not pay: the chance that {hosts_text(best.candidate)} cost less per step"
     # Outside of the interval, the answer counts as certain.
     least, most = INTERVAL
     if chance is not None and least < chance < most:
-        notes.append(f"It is not certain that {doubt} is {chance:.0%}. A profile on the data hosts' type decides it.")
+        notes.append(
+            f"It is not certain that {claim}: the chance{event} is {chance:.0%}. A profile on the data hosts' type "
+            "decides it."
+        )
     form = chosen.candidate.form
     if form == UINT8:
         notes.append("To send uint8, return the images as uint8 from the data set and normalise on the accelerator.")

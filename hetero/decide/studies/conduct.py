@@ -87,6 +87,7 @@ class _Session:
             try:
                 while pending or self.running:
                     refusal = self._start_some(pool, pending)
+                    # If a run is being executed, it may take less than expected, and the next run may start then.
                     if not self.running:
                         self.stop_reason = self.stop_reason or refusal
                         return

@@ -140,10 +140,10 @@ def _missing(plan: StudyPlan) -> Iterator[str]:
 
 
 def _with_folder(run: PlannedRun, study: Study) -> PlannedRun:
-    """Return a run with the study's folder, which relative paths start from."""
+    """Return a run with the folder of its study."""
     # A module is found by its name as the file states it, and not by a path in the study's folder.
     script = study.script if run.options.get("module") else run.script
-    return replace(run, script=script, base=str(study.path.parent.resolve()))
+    return replace(run, script=script, study_folder=str(study.path.parent.resolve()))
 
 
 def _with_clusters(study: Study) -> Study:

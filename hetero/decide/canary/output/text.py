@@ -61,21 +61,22 @@ def headline_of(candidate: Candidate) -> str:
 
 def summary_rows(report: CanaryReport) -> list[tuple[str, ...]]:
     """Return a row for each candidate. A figure is ``refused`` if it was refused, and ``-`` if it is not known."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for candidate in report.candidates:
-        cells = [candidate.name]
-        for name in ("time", "cost"):
-            figure = candidate.figure(name)
-            if figure is None or candidate.refused(name):
-                cells += ["-" if figure is None and not candidate.refused(name) else "refused", "-"]
-            else:
-                cells += [value_text(figure), interval_text(figure)]
-        peak = candidate.figure("memory peak")
-        is_refused = bool(candidate.refused("memory peak"))
-        cells.append("-" if peak is None else "refused" if is_refused else value_text(peak))
-        cells.append("-" if candidate.out_of_memory is None else f"{candidate.out_of_memory:.1%}")
-        rows.append(tuple(cells))
+        (time, time_interval), (cost, cost_interval), (peak, _) = (
+            _value_and_interval(candidate, name) for name in ("time", "cost", "memory peak")
+        )
+        risk = "-" if candidate.out_of_memory is None else f"{candidate.out_of_memory:.1%}"
+        rows.append((candidate.name, time, time_interval, cost, cost_interval, peak, risk))
     return rows
+
+
+def _value_and_interval(candidate: Candidate, name: str) -> tuple[str, str]:
+    """Return the texts of a figure and of its interval."""
+    if candidate.refused(name):
+        return "refused", "-"
+    figure = candidate.figure(name)
+    return ("-", "-") if figure is None else (value_text(figure), interval_text(figure))
 
 
 def figure_rows(candidate: Candidate) -> list[tuple[str, ...]]:

@@ -108,8 +108,8 @@ class StepModel:
         vcpu_speeds: Relative speed of a vCPU by instance type, compared with the profile's first supply. It replaces
             the assumption about a type that was not measured.
         endpoints_per_host: Endpoints per data host. None means one per vCPU, or more if they wait for storage.
-        is_limited: Whether the `REMOVABLE` bottlenecks limit steps. A plan compares both answers to find out what they
-            prevent.
+        has_removable_limits: Whether the `REMOVABLE` bottlenecks limit steps. Without them, a plan finds out whether
+            data hosts would pay if one of these limits were lifted.
         num_draws: Number of times that each step time is computed for its interval. 0 gives no intervals.
         timelines: The timelines of another model with the same arguments, which saves time. None makes new ones.
     """
@@ -120,7 +120,7 @@ class StepModel:
         *,
         vcpu_speeds: Mapping[str, float] | None = None,
         endpoints_per_host: int | None = None,
-        is_limited: bool = True,
+        has_removable_limits: bool = True,
         num_draws: int = NUM_DRAWS,
         timelines: Timelines | None = None,
     ) -> None:
@@ -131,7 +131,7 @@ class StepModel:
         self._figures.correction = self.timelines.correction
         self._num_draws = num_draws
         self._endpoints_per_host = endpoints_per_host
-        self._is_limited = is_limited
+        self._has_removable_limits = has_removable_limits
         self._profile = profile
         self._training = profile.training
         self.headspace_s = self._figures.headspace_s
@@ -154,7 +154,7 @@ class StepModel:
             self._figures,
             self._profile,
             wanted=self._endpoints_per_host or wanted,
-            has_memory=not self._is_limited,
+            has_enough_memory=not self._has_removable_limits,
         )
 
     def settled(self, candidate: Candidate) -> Candidate:
@@ -205,7 +205,7 @@ class StepModel:
             limit = _STORAGE
         # A network that is slower than the endpoints limits the host instead.
         nbytes = bytes_per_sample(self._profile, form)
-        if nbytes > 0 and self._is_limited:
+        if nbytes > 0 and self._has_removable_limits:
             network_rate = self._figures.network_of(machine) / nbytes
             if network_rate[0] < rate[0]:
                 limit = _DATA_NETWORK
@@ -378,7 +378,7 @@ class StepModel:
 
         # Time to make the samples of a step.
         rank_cpu_s = ranks * self._rank_cores * accelerator_s
-        receive_cpu_s = self._receive_s_per_byte * nbytes + decode_s if self._is_limited else 0.0
+        receive_cpu_s = self._receive_s_per_byte * nbytes + decode_s if self._has_removable_limits else 0.0
         total_rate = np.maximum(remote_rate + local_rate, 1e-12)
         endpoints_s = samples / total_rate
         # In a step of T seconds, the CPUs run the ranks, receive remote x T samples, and make the rest: vCPUs x T =
@@ -394,7 +394,7 @@ class StepModel:
         num_endpoints = remote_endpoints + local[:, 0] * num_hosts
         network_share = 1 - local[:, 0] / np.maximum(num_endpoints, 1e-12)
         network_share = np.where(counts.sum(axis=1) + num_hosts > 1, network_share, 0.0)[:, None]
-        has_limit = nbytes > 0 and self._is_limited
+        has_limit = nbytes > 0 and self._has_removable_limits
         network_rate = self._figures.network_of(trainer) / nbytes if has_limit else np.full(shape[1], np.inf)
         network_s = np.where(as_profiled[:, None], 0.0, network_share * samples / network_rate)
         # The CPUs receive the share that comes over the network, or the share that the data hosts can make during a
@@ -444,7 +444,7 @@ class StepModel:
             num_ranks: Ranks of the job.
         """
         by_count: Array = np.maximum(1.0, PREFETCH_FACTOR * num_endpoints / num_ranks)
-        if nbytes <= 0 or not self._is_limited:
+        if nbytes <= 0 or not self._has_removable_limits:
             return by_count
         training = self._training
         by_bytes = [
