@@ -193,6 +193,7 @@ def run_canaries(
     runs = [each.run for each in planned]
 
     def write_forecast(results: Sequence[RunResult]) -> CanaryReport:
+        """Forecast each cluster from the runs that have ended, and write the report."""
         by_id = {result.run_id: result for result in results}
         forecasts = []
         for cluster in request.clusters:
@@ -239,6 +240,7 @@ def raise_over_budget(error: BudgetError | None, folder: Path, option: str) -> N
         option: Name of the option with the budget.
     """
     if error is not None:
+        # Leave out the advice of the study, because the budget of canaries is an option of the command.
         reason = str(error).partition("\n  to do")[0]
         raise BudgetError(
             f"{reason}\n  {folder / TEXT_FILE_NAME} has the forecast from the runs that ended\n"

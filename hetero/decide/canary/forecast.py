@@ -199,7 +199,9 @@ class _Model:
         self._line_s: list[float] = []
         """Time of each run that is on a line: the script without the steps of its loaders."""
         self._growing_s = np.zeros(0)
+        """Draws of the time of the script, which may grow with the data, after `time`."""
         self._memory_peak = np.zeros(0)
+        """Draws of the memory peak, after `memory`. Empty if a run lacks its memory."""
         self.time_s = np.zeros(0)
         """Draws of the time, after `time`."""
         self.has_steps = False
@@ -274,7 +276,8 @@ class _Model:
         drift = np.exp(_MACHINE_DRIFT * self._random.standard_normal(NUM_DRAWS))
         self._growing_s = self._growing_s * drift
         time_s = outside.run_draws + self._growing_s
-        # Other work of the machine may have taken any part of its largest share.
+        # The excess is the largest share of the time that other work of the machine may have taken. It may have taken
+        # any smaller share.
         if excess := mean_excess(self._points):
             time_s = time_s * (1 - excess * self._random.random(NUM_DRAWS))
         # The fixed part is at most the whole, also if the median of its draws is longer.
@@ -474,8 +477,8 @@ class _Model:
 
 def _is_measured(work: LoaderWork) -> bool:
     """Return whether a loader has enough steps in each pass, and after the warm-up, for a separate part of the time."""
-    is_long = work.num_steps >= _MIN_STEPS * max(1, work.num_passes)
-    return is_long and work.num_steps_measured >= _MIN_STEPS
+    has_long_passes = work.num_steps >= _MIN_STEPS * max(1, work.num_passes)
+    return has_long_passes and work.num_steps_measured >= _MIN_STEPS
 
 
 def _known(points: Sequence[CanaryPoint], name: str) -> list[float] | None:

@@ -141,7 +141,7 @@ def _of_host(usage: HostUsage, observed: Observed | None) -> Resources:
     chosen = _within(series, begin_s, end_s)
     before = [i for i in range(len(series.begin_s)) if series.end_s[i] <= series.begin_s[chosen[0]]]
     intervals = [(i, series.end_s[i] - series.begin_s[i]) for i in chosen]
-    seconds = _seconds(intervals)
+    second_parts = _parts_of_a_second(intervals)
     has_gpu = bool(series.gpu_memory_bytes)
 
     def mean(values: Sequence[float], part: Sequence[tuple[int, float]] = tuple(intervals)) -> float:
@@ -152,11 +152,11 @@ def _of_host(usage: HostUsage, observed: Observed | None) -> Resources:
 
     def means(values: Sequence[float]) -> tuple[float, ...]:
         """Return the mean of each second."""
-        return tuple(mean(values, part) for part in seconds)
+        return tuple(mean(values, part) for part in second_parts)
 
     def peaks(values: Sequence[float]) -> list[float]:
         """Return the peak of each second in ascending order."""
-        return sorted(max(float(values[i]) for i, _ in part) for part in seconds)
+        return sorted(max(float(values[i]) for i, _ in part) for part in second_parts)
 
     memory_peaks = peaks(series.memory_peak_bytes)
     gpu_peaks = peaks(series.gpu_memory_bytes) if has_gpu else []
@@ -177,7 +177,7 @@ def _of_host(usage: HostUsage, observed: Observed | None) -> Resources:
     )
 
 
-def _seconds(intervals: Sequence[tuple[int, float]]) -> list[list[tuple[int, float]]]:
+def _parts_of_a_second(intervals: Sequence[tuple[int, float]]) -> list[list[tuple[int, float]]]:
     """Return successive intervals, each with its index and duration, in parts of at least a second.
 
     Percentiles are taken over these parts, because the reading intervals of short and long runs differ. A run of less

@@ -208,13 +208,14 @@ def _plan_of(profile: Profile, found: Search, options: PlanOptions, note: str) -
         return _cluster_of(alternative, rejected, basis)
 
     reason = reason_of(profile, found)
-    share = profile.training.excess_share
-    disturbed = f"{excess_text(share)}, so the intervals are wider. " if share > SMALL_EXCESS else ""
+    # Share of the measured time that other work of the machine may have taken.
+    excess = profile.training.excess_share
+    about_excess = f"{excess_text(excess)}, so the intervals are wider. " if excess > SMALL_EXCESS else ""
     return Plan(
         schema_version=PLAN_SCHEMA_VERSION,
         command=profile.command,
         goal=options.goal,
-        answer=disturbed + answer_of(profile, found, reason),
+        answer=about_excess + answer_of(profile, found, reason),
         reason=reason,
         chosen=cluster_of(found.chosen),
         baseline=cluster_of(found.baseline),

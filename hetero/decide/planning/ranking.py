@@ -90,7 +90,8 @@ class Ranking:
 
         The first candidate of the first call is the baseline.
         """
-        candidates = map(self._model.settled, candidates)
+        # All data hosts of a job have the same number of endpoints.
+        candidates = map(self._model.with_common_endpoints, candidates)
         # Use the identities of the machines as keys, because the hash of a candidate takes longer than its prediction.
         new = {key: candidate for candidate in candidates if (key := identity(candidate)) not in self._entries}
         for (key, candidate), step_s in zip(new.items(), self._model.expected_s(list(new.values())), strict=True):

@@ -143,14 +143,15 @@ def _verdict(alternative: Alternative, found: Search) -> str:
         if own_hourly_usd is None or best_hourly_usd is None:
             return "its price is not known"
         verb, comparative, price_ratio = "costs", "more per step", own_hourly_usd / best_hourly_usd
-    more = price_ratio * own.step_s / best.step_s - 1
-    if more > WORTH_SPENDING:
-        return f"{verb} {more:.0%} {comparative}"
-    # The search compares means over all draws, which grow if a step time is uncertain.
-    mean_more = price_ratio * float(own.draws_s.mean() / best.draws_s.mean()) - 1
-    if mean_more > WORTH_SPENDING:
-        return f"{verb} {mean_more:.1%} {comparative} on average, because its step time is less certain"
-    return "saves too little" if more < 0 else "saves nothing"
+    # Compare with the mean figures first. The search compares means over all draws, which are larger if a step time is
+    # uncertain.
+    extra = price_ratio * own.step_s / best.step_s - 1
+    if extra > WORTH_SPENDING:
+        return f"{verb} {extra:.0%} {comparative}"
+    mean_extra = price_ratio * float(own.draws_s.mean() / best.draws_s.mean()) - 1
+    if mean_extra > WORTH_SPENDING:
+        return f"{verb} {mean_extra:.1%} {comparative} on average, because its step time is less certain"
+    return "saves too little" if extra < 0 else "saves nothing"
 
 
 def notes_of(profile: Profile, found: Search, vcpu_speeds: Mapping[str, float]) -> tuple[str, ...]:

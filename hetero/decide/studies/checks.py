@@ -388,7 +388,7 @@ def _budget_is_too_small(plan: StudyPlan, catalogue: Catalogue) -> _Found:
         # A missing price counts as 0 here, because a budget in USD is then rejected later.
         total_usd += (catalogue.hourly_usd(hosts) or 0.0) * hours
     # Runs without an expected duration may add to the sums.
-    least = "at least " if len(known) < len(plan.runs) else ""
+    at_least = "at least " if len(known) < len(plan.runs) else ""
     for key, limit, total, unit in (
         ("hours", plan.study.budget.hours, total_h, "hours"),
         ("usd", plan.study.budget.usd, total_usd, "USD"),
@@ -398,8 +398,8 @@ def _budget_is_too_small(plan: StudyPlan, catalogue: Catalogue) -> _Found:
             yield (
                 ERROR,
                 (
-                    f"by expected_minutes, all {counted(len(plan.runs), 'run')} take {least}{total:,.2f} {unit}, and "
-                    f"the budget is {limit:g}. The last runs would not start"
+                    f"by expected_minutes, all {counted(len(plan.runs), 'run')} take {at_least}{total:,.2f} {unit}, "
+                    f"and the budget is {limit:g}. The last runs would not start"
                 ),
                 (
                     f"set budget.{key} to at least {math.ceil(total)}, or plan fewer runs. With --ignore ST-11, the "

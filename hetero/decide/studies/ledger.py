@@ -270,6 +270,7 @@ class Ledger(RecordedRuns):
             os.truncate(path, self._complete_bytes)
             if not self._complete_bytes:
                 self._append({"kind": "study", "version": _VERSION, "identity": identity})
+            # Keep the lock and the file until `__exit__`. Any error above has released both.
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Ledger:

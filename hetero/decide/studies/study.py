@@ -128,14 +128,15 @@ def prepare_study(path: Path, *, levels: Mapping[str, str] | None = None, replic
 
 def _missing(plan: StudyPlan) -> Iterator[str]:
     """Yield a sentence for each script and channel that the runs need and this host does not have."""
+    # The channels of SageMaker are URIs, which the estimator's function uses.
+    are_folders = plan.study.executor.kind != "sagemaker"
     for run in plan.runs:
         try:
             find_script(run.script, is_module=bool(run.options.get("module")))
         except ConfigError as error:
             yield str(error)
-        # The channels of SageMaker are URIs, which the estimator's function uses.
-        for name, path in run.channels.items() if plan.study.executor.kind != "sagemaker" else ():
-            if not Path(path).is_dir():
+        for name, path in run.channels.items():
+            if are_folders and not Path(path).is_dir():
                 yield f"channels.{name}: {path} does not exist, expected a folder"
 
 

@@ -40,9 +40,10 @@ def headline_of(candidate: Candidate) -> str:
     ends = percent(min(fractions, default=0.0)), percent(max(fractions, default=0.0))
     # Runs of a single fraction show this fraction once.
     span = f"{' to '.join(dict.fromkeys(ends))} of the data"
+    # Share of the runs' time that other work of the machine may have taken.
     excess = mean_excess(candidate.points)
-    disturbed = f"{excess_text(excess)}. " if excess > SMALL_EXCESS else ""
-    begin = f"{disturbed}{num_runs} on {span} took {candidate.canary_s:.0f} s"
+    about_excess = f"{excess_text(excess)}. " if excess > SMALL_EXCESS else ""
+    begin = f"{about_excess}{num_runs} on {span} took {candidate.canary_s:.0f} s"
     time = candidate.figure("time")
     if candidate.canary_share is not None:
         begin += f", {candidate.canary_share:.1%} of the whole job's time"

@@ -47,9 +47,10 @@ def endpoints_on(
     cpu_s, wait_s = figures.costs_on(machine, machine.vcpus)
     number = wanted or math.floor(machine.vcpus * processes_per_cpu(float(cpu_s[0]), float(wait_s[0])))
     supply = profile.supply[0]
-    private = supply.endpoint_private_bytes.value if supply.endpoint_private_bytes else 0.0
-    shared = supply.endpoint_shared_bytes.value if supply.endpoint_shared_bytes else 0.0
-    if machine.memory_bytes is None or private <= 0 or has_enough_memory:
+    # Memory of each endpoint alone, and memory that all endpoints of a host share.
+    private_bytes = supply.endpoint_private_bytes.value if supply.endpoint_private_bytes else 0.0
+    shared_bytes = supply.endpoint_shared_bytes.value if supply.endpoint_shared_bytes else 0.0
+    if machine.memory_bytes is None or private_bytes <= 0 or has_enough_memory:
         return number, False
-    num_fitting = int((machine.memory_bytes * MEMORY_SHARE - shared) // private)
+    num_fitting = int((machine.memory_bytes * MEMORY_SHARE - shared_bytes) // private_bytes)
     return max(0, min(number, num_fitting)), num_fitting < number

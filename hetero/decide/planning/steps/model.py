@@ -157,7 +157,7 @@ class StepModel:
             has_enough_memory=not self._has_removable_limits,
         )
 
-    def settled(self, candidate: Candidate) -> Candidate:
+    def with_common_endpoints(self, candidate: Candidate) -> Candidate:
         """Return the candidate with one number of endpoints for all its data hosts, where a job needs that.
 
         A job states one number of endpoints for all data hosts. Types get different numbers only with the launcher's

@@ -78,12 +78,13 @@ class UncertainFigures:
         self._num_draws = num_draws
         # Each kind of draw has a separate generator, so a draw does not depend on earlier calls.
         self._random = np.random.default_rng(0)
-        undisturbed = 1 - profile.training.excess_share * np.random.default_rng((0, 2)).random(num_draws + 1)
+        # Share of the measured time that the job itself took. Other work of the machine may have taken the rest.
+        own_share = 1 - profile.training.excess_share * np.random.default_rng((0, 2)).random(num_draws + 1)
         # Column 0 has the figures as measured.
-        undisturbed[0] = 1.0
-        self.headspace_s = self._means(profile.training.headspace_s) * undisturbed
+        own_share[0] = 1.0
+        self.headspace_s = self._means(profile.training.headspace_s) * own_share
         """Step time in seconds with batches always ready."""
-        self.measured_step_s = self._measured_step_s(profile.training.step_s) * undisturbed
+        self.measured_step_s = self._measured_step_s(profile.training.step_s) * own_share
         """Step time in seconds as the job ran."""
         self.model_error = self._lognormal(_MODEL_SPREAD)
         """Real step time / modelled step time."""
@@ -199,7 +200,7 @@ class UncertainFigures:
     def _relative_cost(self, name: str, spread: float) -> Array:
         """Return draws of the relative cost of a vCPU. Equal names have equal draws, whatever was drawn before."""
         if name not in self._relative_costs:
-            random = np.random.default_rng((0, _number_of(name)))
+            random = np.random.default_rng((0, _seed_of(name)))
             self._relative_costs[name] = np.concatenate([[1.0], np.exp(random.normal(0.0, spread, self._num_draws))])
         return self._relative_costs[name]
 
@@ -226,11 +227,11 @@ class UncertainFigures:
         if machine.network_bytes_per_s is not None:
             return np.full(self._num_draws + 1, machine.network_bytes_per_s)
         low, high = (math.log(per_vcpu * machine.vcpus) for per_vcpu in _UNKNOWN_NETWORK_BYTES_PER_S_PER_VCPU)
-        random = np.random.default_rng((0, 1, _number_of(machine.instance_type)))
+        random = np.random.default_rng((0, 1, _seed_of(machine.instance_type)))
         return np.asarray(np.exp(np.concatenate([[(low + high) / 2], random.uniform(low, high, self._num_draws)])))
 
 
-def _number_of(name: str) -> int:
+def _seed_of(name: str) -> int:
     """Return a seed for a name. The bytes of a text are the same in all processes, but its hash is not."""
     return int.from_bytes(name.encode()[:16].ljust(16, b"\0"), "big")
 

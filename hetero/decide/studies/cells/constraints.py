@@ -77,16 +77,16 @@ def merged_settings(study: Study, levels: Mapping[str, Level]) -> Settings:
     """
     found = study.settings
     for factor in study.factors:
-        own = factor.settings.get(levels[factor.name])
-        if own is not None:
+        level = factor.settings.get(levels[factor.name])
+        if level is not None:
             found = Settings(
-                groups=own.groups or found.groups,
-                channels={**found.channels, **own.channels},
-                environment={**found.environment, **own.environment},
-                options={**found.options, **own.options},
-                values={**found.values, **own.values},
-                expected_minutes=found.expected_minutes if own.expected_minutes is None else own.expected_minutes,
-                ranks=found.ranks if own.ranks is None else own.ranks,
+                groups=level.groups or found.groups,
+                channels={**found.channels, **level.channels},
+                environment={**found.environment, **level.environment},
+                options={**found.options, **level.options},
+                values={**found.values, **level.values},
+                expected_minutes=found.expected_minutes if level.expected_minutes is None else level.expected_minutes,
+                ranks=found.ranks if level.ranks is None else level.ranks,
             )
     check_options(found.options)
     values = {**found.values, **levels}
@@ -124,14 +124,14 @@ def num_ranks(settings: Settings, catalogue: Catalogue) -> int:
         return settings.ranks
     if not settings.groups and "ranks" in settings.values:
         return _whole("ranks", settings.values)
-    stated = settings.options.get("nproc_per_node")
+    stated_per_host = settings.options.get("nproc_per_node")
     with_tensorflow = settings.options.get("framework") == "tensorflow" or settings.options.get("data_service") == "tf"
     number = 0
     # Without groups, the type of the hosts is unknown.
     for instance_type, count in trainer_groups(settings) or [("", num_hosts(settings))]:
         info = catalogue.find(instance_type)
         default_per_host = 1 if with_tensorflow or info is None else info.num_accelerators or 1
-        number += count * (stated if isinstance(stated, int) else default_per_host)
+        number += count * (stated_per_host if isinstance(stated_per_host, int) else default_per_host)
     return number
 
 
