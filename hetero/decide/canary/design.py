@@ -381,7 +381,7 @@ def _planned(
     real_fraction = fraction
     folders: dict[str, LinkedFolder] = {}
     if source is not None:
-        # Each host of the job needs at least one file of its own.
+        # Each host of the job needs a different file.
         num_hosts = sum(int(text.rpartition(":")[2]) for text in cluster.groups)
         real_fraction, folders = source.part(fraction, replicate, num_hosts, data_folder(folder) / run_id)
         channels |= {name: str(linked.target.resolve()) for name, linked in folders.items()}

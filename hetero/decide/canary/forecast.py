@@ -221,7 +221,7 @@ class _Model:
             unit: Its unit.
             draws: Draws of the figure for the whole.
             fixed: Part of it that does not grow with the data. None if it is not known.
-            points: The figure in each run, for a plot. Empty if it has no line.
+            points: The figure in each run, for a plot. Empty for a figure without a line.
         """
         middle, low, high = interval(draws)
         return ForecastFigure(
@@ -306,7 +306,7 @@ class _Model:
         # With this form, only clear evidence gives a line instead of a constant. With even odds for both, a forecast of
         # bench_canary, whose start-up does not grow, had an error of 31 %.
         line = self._line(values, _TIME, self._options.curvature, Form.MOSTLY_CONSTANT)
-        # A constant has no growth, so only a figure that grows measurably can be refused because its growth is curved.
+        # Refuse a curved growth only if the figure grows measurably, because the forecast is otherwise a constant.
         if line.growth >= MIN_GROWTH:
             what = "time of start-up, imports and end"
             self.refusals += check_line("time", line, self._points, must_grow=False, what=what)
@@ -330,9 +330,10 @@ class _Model:
         # A loader whose data stays whole takes the same time in the whole job.
         if is_fixed_loader(works, self.fractions):
             return constant_draws([work.measured_s for work in works], self._random, noise=_STEPS)
-        # The last batch of a pass may be small. If its step takes as long as other steps, the time is in proportion to
-        # the steps. If it takes a time in proportion to its samples, the time is in proportion to the samples. This is
-        # not known, so use the geometric mean of both shares. It is wrong by at most this factor, as a logarithm:
+        # The last batch of a pass may be small. If its step takes the time of other steps, the whole time is in
+        # proportion to the steps. If its step takes less time, the whole time is in proportion to the samples. It is
+        # not known which is true, so use the geometric mean of both shares. As a logarithm, its error is at most half
+        # of their difference.
         shares_of_steps, shares_of_samples = self._shares(works)
         pairs = list(zip(shares_of_steps, shares_of_samples, strict=True))
         shares = [math.sqrt(of_steps * of_samples) for of_steps, of_samples in pairs]

@@ -111,7 +111,7 @@ def _constant_files(request: CanaryRequest) -> dict[str, list[int]]:
     found = {}
     for name, path in sorted(request.channels.items()):
         is_whole = name in request.whole_channels
-        # Without patterns, a divided channel has no such file. So do not read the names of its files, which takes long.
+        # Without patterns, no file of a divided channel counts. So do not list its files, which takes long.
         if is_whole or request.keep:
             sizes = [file.num_bytes for file in files_of(path) if is_whole or matches(file.name, request.keep)]
             found[name] = [len(sizes), sum(sizes)]

@@ -284,7 +284,7 @@ class Posterior:
         _, log_det = np.linalg.slogdet(precision)
         self.log_evidence = -0.5 * float(log_det) - self.shape * math.log(self.rate)
         """Logarithm of the probability of the runs, over all coefficients. It compares models with the same columns,
-        because the prior of a coefficient has no scale."""
+        because the prior of a coefficient is flat."""
         self.log_likelihood = -(noise.degrees + num_runs) / 2 * math.log(prior + self.squares)
         """Logarithm of the probability of the runs with the best coefficients. It compares models with any columns."""
 
@@ -295,7 +295,7 @@ class Posterior:
     def draw_positive(self, num: int, random: np.random.Generator) -> tuple[Array, Array]:
         """Draw the coefficients of the model, and phi, the scale of its noise.
 
-        Only draws without a negative coefficient are returned. There may be none.
+        Only draws without a negative coefficient are returned, perhaps zero draws.
 
         Args:
             num: Number of draws, before the others are left out.
@@ -340,7 +340,7 @@ class _Normal(Posterior):
         found: list[tuple[Array, Array]] = []
         num_left = num
         for _ in range(_MAX_TRIES):
-            # Draw four times as many as are needed, because draws with a negative part are rejected.
+            # Draw four times the needed number, because draws with a negative part are rejected.
             betas, phis = self.draw_positive(4 * num_left, random)
             found.append((betas[:num_left], phis[:num_left]))
             num_left -= len(found[-1][0])

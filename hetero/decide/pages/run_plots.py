@@ -45,10 +45,11 @@ def steps_plot(runs: Sequence[ShownRun]) -> Plot | None:
         # A run without a history gets no label.
         label = run.name if times_s else None
         axes.plot(times_s, steps_ms, "o", color=run.colour, alpha=0.5, markersize=4, label=label)
-    waits_s = {run.steps.step_wait_s for run in runs if run.steps is not None and run.steps.step_wait_s is not None}
-    for wait_s in sorted(waits_s):
-        axes.axhline(1000 * wait_s, color=QUIET, linewidth=1, linestyle=":")
-        axes.text(1.0, 1000 * wait_s, " accelerator", transform=axes.get_yaxis_transform(), va="center", color=QUIET)
+    # A dotted line shows the time of an emulated accelerator, which a step takes at least.
+    steps = [run.steps for run in runs if run.steps is not None]
+    for step_s in sorted({each.step_wait_s for each in steps if each.step_wait_s is not None}):
+        axes.axhline(1000 * step_s, color=QUIET, linewidth=1, linestyle=":")
+        axes.text(1.0, 1000 * step_s, " accelerator", transform=axes.get_yaxis_transform(), va="center", color=QUIET)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("time of the run [s]")
     axes.set_ylabel("step time [ms]")

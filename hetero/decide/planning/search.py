@@ -182,6 +182,7 @@ def _endpoints_per_host(candidate: Candidate, model: StepModel) -> int | None:
     """Return the endpoints per data host, or None if each data host has one per vCPU, the launcher's default."""
     machines = [group.machine for group in candidate.data]
     numbers = [model.endpoints_on(machine, candidate.endpoints_per_host)[0] for machine in machines]
+    # A job states one number for all data hosts. The smallest one fits into the memory of each type.
     return None if numbers == [machine.vcpus for machine in machines] else min(numbers)
 
 

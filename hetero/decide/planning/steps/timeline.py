@@ -60,9 +60,8 @@ class TimelineHost:
     batch_s: float
     """Seconds of a mean batch in a process that is alone on the host."""
     pace: Callable[[int, int, float], tuple[float, float]]
-    """Function of the load of the host. It returns the speed of each busy process, relative to a process that is alone
-    on the host, and how many times longer a step takes. Its arguments are the number of busy processes, the number of
-    the ranks' busy threads, and the CPUs that receiving batches takes."""
+    """Returns the speed of each busy process, relative to one that is alone on the host, and how many times longer a
+    step takes. Its arguments are the numbers of busy processes, of busy threads of ranks, and of CPUs that receive."""
     sending_s: float
     """Seconds that the network interface needs to send a batch."""
 
@@ -151,13 +150,13 @@ class _Rank:
         self.last_choices = {endpoint: order - len(endpoints) for order, endpoint in enumerate(endpoints)}
         self.num_choices = 0
         self.least_busy = [(0, 0, self.last_choices[endpoint], endpoint) for endpoint in endpoints]
-        """Heap of the endpoints by their outstanding requests, reported loads and last choices. An entry with other
-        values than the present ones is out of date."""
+        """Heap of endpoints by outstanding requests, reported loads and last choices. Old values are out of date."""
         self.begin_epoch()
 
     def begin_epoch(self) -> None:
         """Empty the window."""
         self.next_batch = self.end_of_plan = self.num_requested = 0
+        """Batches of the epoch that were delivered, planned and requested so far. Batches are numbered from 0."""
         self.growth = WindowGrowth()
         self.arrived: set[int] = set()
         """Batches that have arrived and wait for their turn."""
@@ -398,7 +397,8 @@ class Timeline:
         batch_s = attempt.host.host.batch_s * self.relative_s[number % len(self.relative_s)]
         if self.begins_with_part[attempt.endpoint]:
             self.begins_with_part[attempt.endpoint] = False
-            # Multiples of the golden ratio, modulo 1, are spread evenly, and need no random numbers.
+            # The endpoint has made the rest of this batch before the timeline begins. The parts are multiples of the
+            # golden ratio, modulo 1, which are spread evenly.
             batch_s *= attempt.endpoint * 0.6180339887498949 % 1
         heapq.heappush(attempt.host.busy, (attempt.host.work_s + batch_s, next(self.order), attempt))
 

@@ -267,6 +267,7 @@ class Timelines:
         """
         samples = self._profile.supply[0].sample_cpu_s
         step_error = error_of_mean(self._training.step_s)
+        # The measured samples may also differ from all samples, see `SPEED_SPREAD`.
         sample_error = math.hypot(samples.variation / math.sqrt(samples.num_measured), SPEED_SPREAD)
         # Two measurements of one figure, each weighted by the inverse of its variance.
         return sample_error**2 / (sample_error**2 + step_error**2)

@@ -61,7 +61,7 @@ def study_page(plan: StudyPlan, results: Sequence[RunResult], table: Sequence[Ro
                 "interval, the combination ran once.</p>"
             ),
         ]
-    parts += [_runs(table), _design(plan), _findings(findings), _origin(results)]
+    parts += [_runs(table), _design(plan), _findings(findings), _simulated(results)]
     return html_page(f"Study {study.name}", parts)
 
 
@@ -252,7 +252,7 @@ def _findings(findings: Sequence[Finding]) -> str:
     return f"<h2>Findings</h2>\n<ul>\n{items}</ul>" if items else ""
 
 
-def _origin(results: Sequence[RunResult]) -> str:
+def _simulated(results: Sequence[RunResult]) -> str:
     """Return the list of what was simulated in any run. Empty if nothing was."""
     simulated = dict.fromkeys(
         sentence for result in results if result.report is not None for sentence in result.report.run.simulated
