@@ -134,8 +134,8 @@ def fit_line(
 ) -> Line:
     """Fit a line with noise, and draw what it predicts for the whole, where x is 1.
 
-    The model is ``y = (a + b x^p) (1 + e)``. The variance of e is ``phi (1 + (t / y)^2)``. A draw of the fixed part is
-    one of a, and a draw of the growing part one of b. phi is the scale of the noise.
+    The model is ``y = (a + b x^p) (1 + e)`` with a fixed part a and a growing part b. The variance of the noise e is
+    ``phi (1 + (t / y)^2)``, where phi is its scale.
 
     Args:
         x: Fractions of the whole, in (0, 1], at least two runs.
@@ -321,8 +321,8 @@ class _Normal(Posterior):
         self._with_columns = functools.partial(_Normal, x, y, variances, centre, exponent, noise)
         self._columns = columns
         fixed, growing = np.ones(len(x)), (x / centre) ** exponent
-        # Value of the growing column for the whole, where x is 1.
-        self._growing_at_whole = (1.0 / centre) ** exponent
+        # Value of the growing column for the whole, where x is 1: (1 / centre)^p.
+        self._growing_at_whole = centre**-exponent
         parts = {Columns.FIXED: [fixed], Columns.GROWING: [growing], Columns.BOTH: [fixed, growing]}[columns]
         super().__init__(np.stack(parts, axis=1), y, variances, noise)
 
