@@ -392,6 +392,7 @@ class _Model:
         used_s = [mean / 100 * seconds for mean, seconds in zip(means, growing_s, strict=True)]
         whole_s = np.maximum(self._growing_s, 1e-3)
         whole_used_s = fit_ratio(growing_s, used_s, whole_s, self._random, noise=_CPU)
+        # The canaries are mostly first steps. The whole job may use the CPUs a little more or less.
         whole_used_s = whole_used_s * np.exp(_CPU_DRIFT * self._random.standard_normal(len(whole_used_s)))
         figures = [self.figure(f"{what} mean", "%", 100 * whole_used_s / whole_s, points=means)]
         values = [getattr(point.resources, values_name) for point in self._points]

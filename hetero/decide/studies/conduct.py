@@ -121,11 +121,11 @@ class _Session:
         return ""
 
     def _await_some(self, pending: list[PlannedRun]) -> None:
-        """Wait until a run ends, the budget is passed, or the ledger must see the runs again."""
+        """Wait until a run ends or the next look is due. Record ended runs, and stop all if the budget is passed."""
         # The ledger notes every few seconds that a run is alive. If the study is killed, the run counts with its cost
         # until the last note.
         for running in self.running.values():
-            self.ledger.see(running.run)
+            self.ledger.record_alive(running.run)
         done, _ = wait(self.running, timeout=_LOOK_INTERVAL_S, return_when=FIRST_COMPLETED)
         for future in done:
             error = future.exception()

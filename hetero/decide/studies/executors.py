@@ -97,6 +97,7 @@ class _ChildExecutor:
         return result_of(
             run,
             folder,
+            # A process that ended well has the status 0.
             status=next((status for status in statuses if status), 0),
             started_at=started_at,
             wall_s=wall_s,
@@ -136,6 +137,7 @@ class SimulateExecutor(_ChildExecutor):
         return [(group.instance_type, group.count) for group in groups]
 
     def _commands(self, run: PlannedRun, folder: Path) -> list[list[str]]:
+        """Return the one command that simulates all hosts of a run."""
         if not run.groups:
             raise ConfigError(
                 f"run {run.run_id}: groups are missing\n"
@@ -202,6 +204,7 @@ class LaunchExecutor(_ChildExecutor):
         return (self._folder / str(stated) if stated else self._cluster_file).resolve()
 
     def _commands(self, run: PlannedRun, folder: Path) -> list[list[str]]:
+        """Return a command per host of a run. It starts the launcher here, or on another host by ``start``."""
         cluster = self._cluster(run)
         path = self._path(run)
         hosts = [host.name for host in cluster.hosts]

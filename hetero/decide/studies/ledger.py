@@ -285,8 +285,8 @@ class Ledger(RecordedRuns):
         self._not_ended[run.run_id] = started
         self._append({"kind": "started", **encode(started)})
 
-    def see(self, run: PlannedRun) -> None:
-        """Record that a run is being executed now."""
+    def record_alive(self, run: PlannedRun) -> None:
+        """Record that a run is being executed now, in case that the study is killed."""
         folder = self._path.parent / RUNS_FOLDER / run.run_id
         # Ignore errors, because a full disk must not end the run.
         with contextlib.suppress(OSError):
@@ -304,7 +304,7 @@ class Ledger(RecordedRuns):
     def interrupted(self, run: PlannedRun) -> RunResult | None:
         """Return a result for a run that an earlier start of the study began and did not end, or None.
 
-        The wall time of the result ends when the study last saw the run, see `see`.
+        The wall time of the result ends when the study last saw the run, see `record_alive`.
         """
         started = self._not_ended.get(run.run_id)
         if started is None:

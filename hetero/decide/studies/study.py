@@ -156,6 +156,7 @@ def _with_clusters(study: Study) -> Study:
         return study
 
     def with_groups(settings: Settings, path: object) -> Settings:
+        """Return settings with the groups of a cluster file, if there is one and the settings state no groups."""
         if settings.groups or not isinstance(path, str):
             return settings
         roles = settings.options.get("roles", study.settings.options.get("roles"))
@@ -171,8 +172,8 @@ def _with_clusters(study: Study) -> Study:
         )
         for factor in study.factors
     ]
-    own = with_groups(study.settings, _cluster_file(study, study.settings))
-    return replace(study, settings=own, factors=tuple(factors))
+    study_settings = with_groups(study.settings, _cluster_file(study, study.settings))
+    return replace(study, settings=study_settings, factors=tuple(factors))
 
 
 def _check_clusters(study: Study, cells: Sequence[Cell]) -> None:

@@ -107,6 +107,7 @@ def interval_text(figure: ForecastFigure) -> str:
 
 
 def _number_text(value: float, unit: str) -> str:
+    """Return a number with its unit, and with decimals only if it is small."""
     if unit == "bytes":
         return bytes_text(value)
     if unit == "s":

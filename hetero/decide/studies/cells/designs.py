@@ -160,6 +160,7 @@ def _relabelled(rows: list[list[int]], factors: Sequence[Factor]) -> list[list[i
     """
     num_columns = sum(1 if factor.is_numeric else len(factor.levels) - 1 for factor in factors)
     num_orders = sum(math.factorial(n) for factor in factors if (n := len(factor.levels)) <= _MAX_RELABELLED)
+    # Two rounds try each order, and compute the correlations of all pairs of columns each time.
     if 2 * num_orders * num_columns**2 > _MAX_RELABELLING_WORK:
         return rows
     least = _largest(rows, factors)
@@ -202,25 +203,26 @@ def _exchange(rows: list[list[int]], sizes: Sequence[int], codes: Sequence[Matri
     """Improve the rows in place. Return the logarithm of the determinant of their information matrix."""
     import numpy as np
 
-    # The matrix of random rows may be singular. The logarithm of its determinant is then minus infinity.
+    # The information matrix is the sum over rows of the outer products of their model rows. The matrix of random rows
+    # may be singular, which gives minus infinity as the logarithm of its determinant. So add a little to its diagonal.
     ridge = 1e-9 * np.eye(1 + sum(size - 1 for size in sizes))
     information = ridge + sum(np.outer(model, model) for model in (_model(row, codes) for row in rows))
     best = float(np.linalg.slogdet(information)[1])
     for _ in range(_MAX_PASSES):
         before = best
         for row in rows:
-            own = _model(row, codes)
-            # The matrix is a sum over rows. So to exchange a row, compute the sum of the other rows once.
-            rest = information - np.outer(own, own)
+            own_model = _model(row, codes)
+            # To exchange a row, compute the sum of the other rows once.
+            other_rows = information - np.outer(own_model, own_model)
             for at, size in enumerate(sizes):
                 for level in range(size):
                     model = _model([*row[:at], level, *row[at + 1 :]], codes)
-                    value = float(np.linalg.slogdet(rest + np.outer(model, model))[1])
+                    value = float(np.linalg.slogdet(other_rows + np.outer(model, model))[1])
                     # An improvement must be larger than rounding errors, or the search would not end.
                     if value > best + 1e-9:
                         best, row[at] = value, level
-            own = _model(row, codes)
-            information = rest + np.outer(own, own)
+            own_model = _model(row, codes)
+            information = other_rows + np.outer(own_model, own_model)
         if best <= before + 1e-9:
             break
     return best

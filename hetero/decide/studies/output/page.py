@@ -244,6 +244,7 @@ def _design(plan: StudyPlan) -> str:
 
 
 def _findings(findings: Sequence[Finding]) -> str:
+    """Return the list of findings, each with what to do. Empty without findings."""
     items = "".join(
         f"<li><strong>{html_text(each.number)} {html_text(each.severity)}</strong>: {html_text(each.found)}. To do: "
         f"{html_text(each.fix)}</li>\n"

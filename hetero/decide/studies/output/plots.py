@@ -370,6 +370,7 @@ def _combinations(
 
 
 def _marks_text(are_joined: bool) -> str:
+    """Return what the marks of a plot are. If lines do not join them, say why."""
     if are_joined:
         return "Small marks are runs, lines join their means."
     return (
