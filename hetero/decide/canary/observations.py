@@ -109,8 +109,8 @@ def _resources(report: Report, observed: Observed | None) -> Resources:
     hosts = [_of_host(usage, observed) for usage in report.run.trainer_usages]
     if not hosts:
         return Resources()
-    # One host without enough memory ends the job, so the host with the highest peak counts. Its CPUs are like those of
-    # the other hosts. Their mean has less noise.
+    # One host without enough memory ends the job, so the host with the highest peak counts. Which host this is may be
+    # chance, so the CPU use is the mean of all hosts.
     largest = max(hosts, key=lambda host: host.memory_peak_bytes or 0.0)
     cpu_percents = [host.cpu_percent_mean for host in hosts if host.cpu_percent_mean is not None]
     return replace(largest, cpu_percent_mean=sum(cpu_percents) / len(cpu_percents)) if cpu_percents else largest

@@ -236,8 +236,8 @@ def is_fixed_loader(works: Sequence[LoaderWork], fractions: Sequence[float]) -> 
 def _bends_much(line: Line, points: Sequence[CanaryPoint]) -> bool:
     """Return whether the interval of the exponent excludes a straight line, or is of too few runs to exclude one.
 
-    It excludes a straight line if it does not contain 1. With fewer than six runs, it is so wide that it nearly always
-    contains 1. The replicates then decide alone.
+    It excludes a straight line if it does not contain 1. With four or five runs, it is about twice as wide as with
+    nine, so it may contain 1 although the growth is curved. The replicates then decide alone.
     """
     exponent = line.exponent
     return exponent is not None and (not exponent.low <= 1 <= exponent.high or len(points) < 6)

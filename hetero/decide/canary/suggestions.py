@@ -42,7 +42,7 @@ def suggestion(points: Sequence[CanaryPoint], refusals: Sequence[Refusal]) -> st
         refusals: The reasons against the forecast of the time.
     """
     rules = {refusal.rule for refusal in refusals}
-    # The first rule of the table counts. Rules about the script come first, because more runs cannot change them.
+    # The first rule of the table counts. Those that more runs cannot change come first.
     found = next((text for rule, text in _BY_RULE.items() if rule in rules), None)
     if found is not None:
         return found

@@ -230,8 +230,8 @@ class StepModel:
         """Return whether fewer bytes could shorten the steps with data hosts of a type.
 
         The limits of bytes are the networks of both hosts, the CPUs that receive batches, and the memory of the window.
-        The answer is yes from half of a network on, and from a quarter of the free CPUs, because local processes use
-        these CPUs too. These bounds are low, because a needless candidate costs little time and a missing one a plan.
+        The answer is yes from half of a network on, and from a quarter of the free CPUs, which local processes may use
+        too. These bounds are low, because a needless candidate costs little time and a missing one a plan.
         Position 0 of an array has the mean figures.
 
         Args:
