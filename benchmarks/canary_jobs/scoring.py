@@ -127,7 +127,7 @@ def judged_limits(outcome: Outcome) -> list[LimitJudgement]:
     return [
         LimitJudgement(job=outcome.job.name, share=share, said=said)
         for share, candidate in zip(LIMITS, candidates, strict=True)
-        if (said := forecast(candidate, ForecastOptions()).shown.out_of_memory) is not None
+        if (said := forecast(candidate, ForecastOptions()).candidate.out_of_memory) is not None
     ]
 
 

@@ -85,13 +85,13 @@ def profile_of_report(report: Report, catalogue: Catalogue) -> Profile:
         raise ConfigError(
             f"run {run.run_id} has no measured step\n  Train for more steps than the warm-up. Or: {_RUN_PROFILE}"
         )
-    share = headline.data_wait_mean.value / headline.step_time_mean.value
+    waiting_share = headline.data_wait_mean.value / headline.step_time_mean.value
     # If the ranks hardly waited, the CPUs that preprocess were not the limit, and some of their time was idle.
-    if share < NEARLY_BUSY:
+    if waiting_share < NEARLY_BUSY:
         raise ConfigError(
-            f"run {run.run_id} waited for data in {100 * share:.1f} % of each step, so it does not show what a sample "
-            f"costs\n  Its accelerators are the limit: data hosts would not make its steps shorter. To be sure: "
-            f"{_RUN_PROFILE}"
+            f"run {run.run_id} waited for data in {100 * waiting_share:.1f} % of each step, so it does not show what "
+            f"a sample costs\n  Its accelerators are the limit: data hosts would not make its steps shorter. To be "
+            f"sure: {_RUN_PROFILE}"
         )
     summaries = list(report.headline_ranks.values())
     trainers = _one_type(run, "trainer")

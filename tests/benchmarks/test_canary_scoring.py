@@ -40,7 +40,7 @@ def whole(**more: Any) -> CanaryPoint:
 
 def outcome_of(load: Load, own: Sequence[CanaryPoint], actual: CanaryPoint, **job: Any) -> Any:
     job_type = load("canary_jobs.jobs").Job
-    shown = forecast(Candidate(name="1 x a", groups=("trainer=a:1",), points=tuple(own))).shown
+    shown = forecast(Candidate(name="1 x a", groups=("trainer=a:1",), points=tuple(own))).candidate
     return load("canary_jobs.scoring").Outcome(
         job=job_type(name="some", about="", script="train_gbt.py", **job),
         shown=shown,

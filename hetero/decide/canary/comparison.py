@@ -25,12 +25,12 @@ def decide(forecasts: Sequence[Forecast]) -> Decision | None:
         return None
     # Leave out clusters that most probably fail, because they cannot be chosen. One such candidate once made every
     # comparison undecided.
-    excluded = [each for each in forecasts if (each.shown.out_of_memory or 0.0) > 0.5]
-    able = [each for each in forecasts if (each.shown.out_of_memory or 0.0) <= 0.5]
+    excluded = [each for each in forecasts if (each.candidate.out_of_memory or 0.0) > 0.5]
+    able = [each for each in forecasts if (each.candidate.out_of_memory or 0.0) <= 0.5]
     without_cost = [
-        each.shown.name
+        each.candidate.name
         for each in able
-        if not len(each.usd) or each.shown.refused("time") or each.shown.refused("cost")
+        if not len(each.usd) or each.candidate.refused("time") or each.candidate.refused("cost")
     ]
     if without_cost or not able:
         why = f"the cost of {without_cost[0]} has no forecast" if without_cost else "none has enough memory"
@@ -40,21 +40,21 @@ def decide(forecasts: Sequence[Forecast]) -> Decision | None:
     # Share of the draws in which each candidate costs the least.
     shares = np.bincount(np.argmin(usd, axis=0), minlength=len(able)) / usd.shape[1]
     best = int(np.argmax(shares))
-    name, probability = able[best].shown.name, float(shares[best])
+    name, probability = able[best].candidate.name, float(shares[best])
     about_memory = ""
     if excluded:
-        names = ", ".join(each.shown.name for each in excluded)
+        names = ", ".join(each.candidate.name for each in excluded)
         about_memory += f" {names} would most probably run out of memory."
-    unknown = [each.shown.name for each in able if each.shown.out_of_memory is None]
+    unknown = [each.candidate.name for each in able if each.candidate.out_of_memory is None]
     if unknown:
         about_memory += f" Whether the memory of {', '.join(unknown)} is enough was not forecast."
     if probability < CERTAIN:
-        # Compare the two candidates with the largest shares. Two other candidates may be closer to each other and cost
-        # ten times as much.
+        # Name the two candidates that are the cheapest in the most draws. The intervals of two expensive candidates may
+        # overlap too, but such candidates do not decide which one is the cheapest.
         second = int(np.argsort(shares)[-2])
         sentence = (
             f"Which cluster is the cheapest is not decided: {name} with a probability of {probability:.0%}. "
-            f"The intervals of {name} and {able[second].shown.name} overlap.{about_memory}"
+            f"The intervals of {name} and {able[second].candidate.name} overlap.{about_memory}"
         )
         return Decision(cheapest="", probability=probability, sentence=sentence)
     return Decision(

@@ -193,6 +193,7 @@ def run_canaries(
     runs = [each.run for each in planned]
 
     def write_forecast(results: Sequence[RunResult]) -> CanaryReport:
+        """Forecast each cluster from the runs that have ended, and write the report."""
         by_id = {result.run_id: result for result in results}
         forecasts = []
         for cluster in request.clusters:
@@ -204,7 +205,7 @@ def run_canaries(
             schema_version=SCHEMA_VERSION,
             command=shlex.join([request.script, *request.script_args]),
             how=how_text(request),
-            candidates=tuple(each.shown for each in forecasts),
+            candidates=tuple(each.candidate for each in forecasts),
             decision=decide(forecasts),
         )
         write_report(report, folder)
@@ -239,6 +240,7 @@ def raise_over_budget(error: BudgetError | None, folder: Path, option: str) -> N
         option: Name of the option with the budget.
     """
     if error is not None:
+        # Leave out the advice of the study, because the budget of canaries is an option of the command.
         reason = str(error).partition("\n  to do")[0]
         raise BudgetError(
             f"{reason}\n  {folder / TEXT_FILE_NAME} has the forecast from the runs that ended\n"
@@ -281,11 +283,12 @@ def _candidate(
     """
     ended = [each for each in planned if each.cluster == cluster and each.run.run_id in results]
     reports = {each.run.run_id: report for each in ended if (report := results[each.run.run_id].report) is not None}
+    # A run has an objection to costs if its simulated hosts have the speed of this machine. Its time is then the time
+    # of the cluster only if the user says that this machine is as fast as each type.
     objections = dict.fromkeys(report.cost.objection for report in reports.values() if report.cost.objection)
-    # Simulated hosts work with this machine. A forecast of their costs would hold only if the machine is as fast as
-    # they are.
     other_types = " and ".join(kind for kind in _types_of(cluster) if kind not in request.as_fast_as)
-    has_cost = ended and (not other_types or not objections)
+    has_cost = ended and not (objections and other_types)
+    # The note names the runs whose times other work of this machine may have made longer.
     notes = [note] if (note := upper_bounds_note(reports)) else []
     if not has_cost:
         notes += [_note(objection, other_types) for objection in objections]
@@ -302,6 +305,7 @@ def _candidate(
 
 
 def _note(objection: str, types: str) -> str:
+    """Return an objection to costs, and what the user can do about it."""
     return (
         f"{objection} The forecast is therefore of this machine. If it is as fast as a host of {types}, give "
         f"--as-fast-as TYPE for {types}."
@@ -314,7 +318,8 @@ def _point(planned: PlannedCanary, result: RunResult, *, by_samples: bool) -> Ca
     Args:
         planned: The run.
         result: Its result.
-        by_samples: Whether the loaders shortened the data. The real fraction is then that of the largest loader.
+        by_samples: Whether the loaders used a fraction of their samples. The real fraction is then that of the largest
+            loader, because each loader rounds its number of samples.
     """
     observed = read_observed(Path(planned.run.environment[CANARY_DIR_VARIABLE]))
     point = point_of(result, fraction=planned.fraction, observed=observed)
@@ -325,10 +330,11 @@ def _point(planned: PlannedCanary, result: RunResult, *, by_samples: bool) -> Ca
         for loader in point.loaders
         if loader.dataset_samples and loader.pass_samples
     ]
-    # Take the loader with the most samples. It has most of the work, and rounding changes its share least.
-    whole, part = max(whole_and_part, default=(1, planned.fraction))
+    # Take the loader with the most samples. It has most of the work, and rounding changes its share least. Without a
+    # loader that counts its samples, the planned fraction stays.
+    whole_samples, part_samples = max(whole_and_part, default=(1, planned.fraction))
     # Ranks get equally many samples, so a pass may have a few more than the data set.
-    return replace(point, fraction=min(1.0, part / whole))
+    return replace(point, fraction=min(1.0, part_samples / whole_samples))
 
 
 def memory_limit_of(cluster: Cluster, catalogue: Catalogue, memory_gib: Mapping[str, float]) -> float | None:
@@ -378,9 +384,9 @@ def level_2_bytes(folder: Path = Path("/sys/devices/system/cpu")) -> float | Non
             if (path / "level").read_text(encoding="ascii").strip() != "2":
                 continue
             text = (path / "size").read_text(encoding="ascii").strip()
-            # CPUs that share a cache have the same list here, so the cache counts once.
-            shared = (path / "shared_cpu_list").read_text(encoding="ascii").strip()
-            sizes[shared] = int(text.rstrip("KMG")) * _UNITS.get(text[-1:], 1)
+            # Each CPU describes its cache. CPUs that share a cache have the same list here, so the cache counts once.
+            shared_cpus = (path / "shared_cpu_list").read_text(encoding="ascii").strip()
+            sizes[shared_cpus] = int(text.rstrip("KMG")) * _UNITS.get(text[-1:], 1)
     except (OSError, ValueError):
         return None
     # A kernel that describes no caches leaves the size unknown.

@@ -178,9 +178,12 @@ def check_fractions(fractions: Sequence[float], name: str = "--fractions") -> No
     shown = ", ".join(percent(fraction) for fraction in fractions) or "none"
     if not fractions or not all(0 < fraction <= MAX_FRACTION for fraction in fractions):
         raise ConfigError(f"{name} are {shown}; expected each above 0 % and at most {percent(MAX_FRACTION)}")
+    # To give a fraction twice is a mistake, because --repeats gives more runs of a fraction.
     if len(set(fractions)) != len(fractions):
         raise ConfigError(f"{name} are {shown}; expected different ones")
+    # Fractions that are nearly equal do not count as different ones.
     _check_distinct(fractions, f"{name} are {shown}")
+    # Runs whose fractions are close to each other hardly show which part of the time grows.
     if max(fractions) < _MIN_SPREAD * min(fractions):
         raise ConfigError(f"{name} are {shown}; expected the largest to be at least {_MIN_SPREAD:g} times the smallest")
 
@@ -209,6 +212,7 @@ def check_real(fractions: Sequence[float], what: str, to_do: str = _MORE_PARTS) 
 
 
 def _check_distinct(fractions: Sequence[float], found: str, to_do: str = "") -> None:
+    """Raise `ConfigError` if too few fractions differ by a tenth or more. The message begins with ``found``."""
     if num_distinct(fractions) < MIN_FRACTIONS:
         raise ConfigError(
             f"{found}; expected at least {MIN_FRACTIONS} that differ by a tenth or more\n"
@@ -299,7 +303,8 @@ def _ordered(planned: Sequence[PlannedCanary], request: CanaryRequest) -> list[P
     first: list[PlannedCanary] = []
     rest: list[PlannedCanary] = []
     for each in planned:
-        is_first = each.run.replicate == 1 or (each.run.replicate == 2 and each.run.levels["fraction"] == smallest)
+        replicate, planned_fraction = each.run.replicate, each.run.levels["fraction"]
+        is_first = replicate == 1 or (replicate == 2 and planned_fraction == smallest)
         (first if is_first else rest).append(each)
     generator.shuffle(first)
     generator.shuffle(rest)
@@ -376,12 +381,15 @@ def _planned(
     real_fraction = fraction
     folders: dict[str, LinkedFolder] = {}
     if source is not None:
-        # Each host of the job needs at least one file of its own.
+        # Each host of the job needs a different file.
         num_hosts = sum(int(text.rpartition(":")[2]) for text in cluster.groups)
         real_fraction, folders = source.part(fraction, replicate, num_hosts, data_folder(folder) / run_id)
         channels |= {name: str(linked.target.resolve()) for name, linked in folders.items()}
     elif request.by_samples:
-        environment |= {FRACTION_VARIABLE: repr(fraction), PART_SEED_VARIABLE: str(request.seed * 1000 + replicate)}
+        # Each replicate gets other samples. There are fewer than 1,000 replicates, so no other seed of a request gives
+        # the same number. The run's loaders report the fraction that they really use.
+        part_seed = request.seed * 1000 + replicate
+        environment |= {FRACTION_VARIABLE: repr(fraction), PART_SEED_VARIABLE: str(part_seed)}
     values = {"fraction": f"{fraction:g}"}
     # The number of all samples is given if and only if {samples} is in the arguments.
     if request.whole_samples is not None:

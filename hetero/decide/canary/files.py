@@ -94,17 +94,17 @@ def files_of(folder: Path) -> Iterator[DataFile]:
         ConfigError: If a file or folder cannot be read, or there are more than `MAX_FILES` files.
     """
     count = 0
-    # Folders to visit: the name, and the identities of the folders around it.
+    # Folders to visit: the name, and the identities (device and inode) of the folders that contain it.
     pending: list[tuple[str, frozenset[tuple[int, int]]]] = [("", frozenset())]
     while pending:
-        name, around = pending.pop()
+        name, parents = pending.pop()
         path = folder / name
         try:
             here = path.stat()
-            # Visit each folder once on a path. A link to a folder around it once gave the same files forty times, and a
+            # Skip a link to a folder that contains the link. Such a link once gave the same files forty times, and a
             # link to itself ended the command.
             identity = (here.st_dev, here.st_ino)
-            if identity in around:
+            if identity in parents:
                 continue
             for entry in sorted(path.iterdir()):
                 relative = f"{name}/{entry.name}" if name else entry.name
@@ -116,7 +116,7 @@ def files_of(folder: Path) -> Iterator[DataFile]:
                 except FileNotFoundError:
                     continue
                 if stat.S_ISDIR(status.st_mode):
-                    pending.append((relative, around | {identity}))
+                    pending.append((relative, parents | {identity}))
                     continue
                 count += 1
                 if count > MAX_FILES:
@@ -137,7 +137,11 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 def choose_files(
     files: Sequence[DataFile], fraction: float, *, seed: int, replicate: int = 0, min_files: int = 1
 ) -> list[DataFile]:
-    """Return a fraction of the files, at least one, see the docstring of the module.
+    """Return a fraction of the files, at least one.
+
+    It is a sample with files of each folder and each size in proportion. Files differ in size, so a sample may have too
+    many or too few bytes. Therefore `_NUM_DRAWS` samples are drawn, and the one whose bytes are the closest to the
+    fraction is returned.
 
     Args:
         files: All files.
@@ -151,8 +155,9 @@ def choose_files(
     if num_chosen == len(ordered):
         return sorted(ordered)
     wanted_bytes = fraction * sum(file.num_bytes for file in ordered)
+    # With this number of pools, each pool still has enough files for a sample.
     pool = _pool(ordered, len(ordered) // num_chosen, seed=seed, replicate=replicate)
-    # A sample has one file of each of `num_chosen` equal sections of the pool, which is in the order of the files.
+    # The pool is in the order of folders and sizes. A sample has one file of each of `num_chosen` equal sections of it.
     bounds = [len(pool) * i // num_chosen for i in range(num_chosen + 1)]
     # The seed is a text of all three numbers, because their sum would be equal for different runs.
     generator = random.Random(f"{seed}/{replicate}/{fraction}")
@@ -165,8 +170,9 @@ def choose_files(
 def _pool(ordered: Sequence[DataFile], num_pools: int, *, seed: int, replicate: int) -> list[DataFile]:
     """Return the files that a replicate may choose from.
 
-    The files are divided into pools, so replicates have different files. Each pool has one file of each block of
-    ``num_pools`` successive files. Therefore it has all folders and sizes.
+    Each replicate has its own pool, so replicates have different files. Replicates share a pool if there are more of
+    them than pools. Each pool has one file of each block of ``num_pools`` successive files. Therefore each pool has all
+    folders and sizes.
 
     Args:
         ordered: All files in the order of folder and size.

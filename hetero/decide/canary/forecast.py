@@ -100,7 +100,8 @@ class ForecastOptions:
 class Forecast:
     """A forecast with the draws of its cost, which comparisons of candidates need."""
 
-    shown: Candidate
+    candidate: Candidate
+    """The candidate with its forecast."""
     usd: Array
     """Draws of the cost. Empty without a forecast or a price."""
 
@@ -119,7 +120,7 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
     if any(point.fraction <= 0 for point in candidate.points):
         raise ConfigError("a canary run has a fraction of 0; expected more than 0")
     finished = [point for point in candidate.points if not point.failure]
-    # Refuse what no line can forecast, whatever the figures are.
+    # Refuse what no line can forecast. These refusals are about all figures, so their figure is an empty text.
     refusals = check_script(candidate.points)
     usd = np.empty(0)
     is_too_large = any(ran_out_of_memory(point, candidate.memory_limit_bytes) for point in candidate.points)
@@ -129,23 +130,25 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
             f"{len(finished)} canary runs finished, with {num_fractions} different amounts of data; a forecast needs "
             f"at least {MIN_RUNS}, with {MIN_FRACTIONS}, because two points are always on a line"
         )
-        accepted = [refusal for refusal in refusals if refusal.rule not in options.accept]
-        all_refusals = (*accepted, Refusal(rule="too-few", figure="", reason=reason))
-        shown = replace(candidate, figures=(), refusals=all_refusals, out_of_memory=1.0 if is_too_large else None)
-        return Forecast(shown, usd)
+        other_refusals = [refusal for refusal in refusals if refusal.rule not in options.accept]
+        all_refusals = (*other_refusals, Refusal(rule="too-few", figure="", reason=reason))
+        refused = replace(candidate, figures=(), refusals=all_refusals, out_of_memory=1.0 if is_too_large else None)
+        return Forecast(refused, usd)
+    # Forecast the figures.
     model = _Model(candidate, finished, options)
     time_s = model.time()
-    figures = [model.figure("time", "s", time_s, fixed=model.fixed_s)]
+    figures = [model.figure("time", "s", time_s, fixed=model.fixed_s, points=[point.wall_s for point in finished])]
     if candidate.hourly_usd is not None:
         usd = np.asarray(cost.job_cost_usd(candidate.hourly_usd, 1.0) * time_s)
         figures.append(model.figure("cost", "USD", usd))
     figures += model.utilisation("CPU", "cpu_percent_mean", "cpu_percents")
     figures += model.utilisation("GPU", "gpu_percent_mean", "gpu_percents")
     figures += model.memory()
-    # If the machine was busy, other reasons against the time would be about the machine and not about the job.
+    # Refuse figures. If the machine was busy, other reasons against the time would be about the machine and not about
+    # the job.
     busy = check_busy(finished)
     refusals += [*busy, *(refusal for refusal in model.refusals if not busy or refusal.figure != "time")]
-    # A step works on one batch, which is as large in the canaries as in the whole.
+    # A step works on one batch, which is as large in the canaries as in the whole. So caches matter only without steps.
     if not model.has_steps:
         refusals += check_cpu_cache(
             finished,
@@ -156,31 +159,27 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
     refusals += check_cache(finished, data_bytes=candidate.data_bytes, memory_bytes=candidate.memory_limit_bytes)
     refusals = [refusal for refusal in refusals if refusal.rule not in options.accept]
     if "noise" not in options.accept:
-        # Skip figures that were refused before, because an interval without a line cannot be judged.
-        named = {refusal.figure for refusal in refusals}
-        refusals += [
-            refusal
-            for figure in figures
-            if figure.name not in named and figure.name != "cost"
-            for refusal in check_figure(figure)
-        ]
+        # Skip figures that were refused before, because an interval without a line cannot be judged. Skip the cost too,
+        # because its interval is as wide as that of the time.
+        skipped = {"cost", *(refusal.figure for refusal in refusals)}
+        refusals += [refusal for figure in figures if figure.name not in skipped for refusal in check_figure(figure)]
     out_of_memory = 1.0 if is_too_large else model.out_of_memory(candidate.memory_limit_bytes)
     # If the memory was refused, only a lack of memory that is more probable than not is stated.
     if any(refusal.figure in ("", "memory peak") for refusal in refusals):
         out_of_memory = out_of_memory if (out_of_memory or 0.0) > 0.5 else None
 
-    about_time = [refusal for refusal in refusals if refusal.figure in ("", "time")]
-    notes = [] if about_time else quadratic_notes(model.longest_s(), figures[0].high)
-    shown = replace(
+    time_refusals = [refusal for refusal in refusals if refusal.figure in ("", "time")]
+    notes = [] if time_refusals else quadratic_notes(model.longest_s(), figures[0].high)
+    forecast_candidate = replace(
         candidate,
         figures=tuple(figures),
         refusals=tuple(dict.fromkeys(refusals)),
         notes=(*candidate.notes, *notes),
         out_of_memory=out_of_memory,
-        canary_share=None if about_time else candidate.canary_s / figures[0].value,
-        more_canaries=suggestion(finished, about_time),
+        canary_share=None if time_refusals else candidate.canary_s / figures[0].value,
+        more_canaries=suggestion(finished, time_refusals),
     )
-    return Forecast(shown, usd)
+    return Forecast(forecast_candidate, usd)
 
 
 class _Model:
@@ -192,15 +191,17 @@ class _Model:
         self.fractions = [point.fraction for point in points]
         # Candidates are compared draw by draw, so each needs other draws, also if the runs are equal. Take crc32,
         # because the function hash gives another number for a text in each process.
-        own = zlib.crc32("\n".join((candidate.name, *candidate.groups)).encode())
-        self._random = np.random.default_rng((options.seed, len(points), own))
+        own_seed = zlib.crc32("\n".join((candidate.name, *candidate.groups)).encode())
+        self._random = np.random.default_rng((options.seed, len(points), own_seed))
         self.refusals: list[Refusal] = []
         self.fixed_s = 0.0
         """Time of the whole that does not grow with the data: the median of its draws, after `time`."""
         self._line_s: list[float] = []
         """Time of each run that is on a line: the script without the steps of its loaders."""
         self._growing_s = np.zeros(0)
+        """Draws of the time of the script, which may grow with the data, after `time`."""
         self._memory_peak = np.zeros(0)
+        """Draws of the memory peak, after `memory`. Empty if a run lacks its memory."""
         self.time_s = np.zeros(0)
         """Draws of the time, after `time`."""
         self.has_steps = False
@@ -213,10 +214,16 @@ class _Model:
     def figure(
         self, name: str, unit: str, draws: Array, *, fixed: float | None = None, points: Sequence[float] = ()
     ) -> ForecastFigure:
-        """Return a figure with the 90 % interval of its draws."""
+        """Return a figure with the 90 % interval of its draws.
+
+        Args:
+            name: Its name.
+            unit: Its unit.
+            draws: Draws of the figure for the whole.
+            fixed: Part of it that does not grow with the data. None if it is not known.
+            points: The figure in each run, for a plot. Empty for a figure without a line.
+        """
         middle, low, high = interval(draws)
-        if name == "time":
-            points = [point.wall_s for point in self._points]
         return ForecastFigure(
             name=name,
             unit=unit,
@@ -231,43 +238,50 @@ class _Model:
     # Time
 
     def time(self) -> Array:
-        """Return draws of the time of the whole: outside of the script, steps of its loaders, and its rest."""
-        growing_s = [point.growing_s for point in self._points]
-        whole_line = self._line(growing_s, _TIME, self._options.curvature)
+        """Return draws of the time of the whole.
+
+        It is the sum of three parts: the time outside of the script, the steps of the script's loaders, and the rest of
+        the script. Without measured steps, the whole script is the rest.
+        """
+        script_s = [point.growing_s for point in self._points]
+        script_line = self._line(script_s, _TIME, self._options.curvature)
         works = {
             name: [next(loader for loader in point.loaders if loader.name == name) for point in self._points]
             for name in self._step_loaders()
         }
         self.has_steps = bool(works)
+        # Steps of a loader whose samples grow show that the time grows, also if the noise hides it.
         has_growing_loader = any(not is_fixed_loader(each, self.fractions) for each in works.values())
-        self.refusals += check_line("time", whole_line, self._points, must_grow=not has_growing_loader)
+        self.refusals += check_line("time", script_line, self._points, must_grow=not has_growing_loader)
         outside = self._outside()
-        # Without measured steps, the whole script is on one line.
-        self._growing_s, fixed_s = whole_line.single, whole_line.fixed
-        self._line_s = growing_s
+        self._growing_s, fixed_s = script_line.run_draws, script_line.fixed_draws
+        self._line_s = script_s
         if works:
-            rest_s = list(growing_s)
+            rest_s = list(script_s)
             steps_s, fixed_s = np.zeros(NUM_DRAWS), np.zeros(NUM_DRAWS)
             for name, own in works.items():
                 rest_s = [rest - work.measured_s for rest, work in zip(rest_s, own, strict=True)]
-                own_s = self._steps(name, own)
-                steps_s = steps_s + own_s
-                fixed_s = fixed_s + (own_s if is_fixed_loader(own, self.fractions) else 0.0)
+                own_steps_s = self._steps(name, own)
+                steps_s = steps_s + own_steps_s
+                if is_fixed_loader(own, self.fractions):
+                    fixed_s = fixed_s + own_steps_s
             self._line_s = [max(0.0, value) for value in rest_s]
             rest = self._line(self._line_s, _TIME, self._options.curvature)
-            self._growing_s, fixed_s = steps_s + rest.single, fixed_s + rest.fixed
-            # A small rest may have any form, because it changes the forecast little.
-            if np.median(rest.expected - rest.fixed) > _MATTERS * np.median(self._growing_s):
+            self._growing_s, fixed_s = steps_s + rest.run_draws, fixed_s + rest.fixed_draws
+            # If the rest grows little, it may have any form, because it changes the forecast little.
+            if np.median(rest.mean_draws - rest.fixed_draws) > _MATTERS * np.median(self._growing_s):
                 what = "time of the script outside of its loaders"
                 self.refusals += check_line("time", rest, self._points, must_grow=False, what=what)
+        # The machine may be faster or slower during the whole job than during the canaries.
         drift = np.exp(_MACHINE_DRIFT * self._random.standard_normal(NUM_DRAWS))
         self._growing_s = self._growing_s * drift
-        time_s = outside.single + self._growing_s
-        # Other work of the machine may have taken any part of its largest share.
+        time_s = outside.run_draws + self._growing_s
+        # The excess is the largest share of the time that other work of the machine may have taken. It may have taken
+        # any smaller share.
         if excess := mean_excess(self._points):
             time_s = time_s * (1 - excess * self._random.random(NUM_DRAWS))
-        # Keep the fixed part within the whole, also where its draws are longer.
-        self.fixed_s = min(float(np.median(outside.fixed + fixed_s)), float(np.median(time_s)))
+        # The fixed part is at most the whole, also if the median of its draws is longer.
+        self.fixed_s = min(float(np.median(outside.fixed_draws + fixed_s)), float(np.median(time_s)))
         self.time_s = np.asarray(time_s)
         return self.time_s
 
@@ -280,8 +294,8 @@ class _Model:
         longest_rest_s = quadratic_bound(self.fractions, self._line_s, self._random, noise=_TIME)
         if longest_rest_s is None:
             return None
-        expected_rest_s = float(np.median(self._line(self._line_s, _TIME, 0.0).expected))
-        return max(0.0, longest_rest_s - expected_rest_s) + float(np.median(self.time_s))
+        straight_rest_s = float(np.median(self._line(self._line_s, _TIME, curvature=0.0).mean_draws))
+        return max(0.0, longest_rest_s - straight_rest_s) + float(np.median(self.time_s))
 
     def _outside(self) -> Line:
         """Return the line of start-up, imports and end. It does not grow, unless the runs show that it does.
@@ -289,10 +303,11 @@ class _Model:
         It grows for example if a module reads the data when it is imported.
         """
         values = [point.fixed_s for point in self._points]
+        # With this form, only clear evidence gives a line instead of a constant. With even odds for both, a forecast of
+        # bench_canary, whose start-up does not grow, had an error of 31 %.
         line = self._line(values, _TIME, self._options.curvature, Form.MOSTLY_CONSTANT)
+        # Refuse a curved growth only if the figure grows measurably, because the forecast is otherwise a constant.
         if line.growth >= MIN_GROWTH:
-            # The line needs clear evidence. With even odds for it, a forecast of bench_canary, whose start-up does not
-            # grow, had an error of 31 %.
             what = "time of start-up, imports and end"
             self.refusals += check_line("time", line, self._points, must_grow=False, what=what)
         return line
@@ -315,43 +330,48 @@ class _Model:
         # A loader whose data stays whole takes the same time in the whole job.
         if is_fixed_loader(works, self.fractions):
             return constant_draws([work.measured_s for work in works], self._random, noise=_STEPS)
-        steps, samples = self._shares(works)
-        # The last batch of a pass may be small. It is not known whether its step takes as long as other steps, or a
-        # time in proportion to its samples. So use the middle of both answers. The error is at most half of their
-        # difference, and the spread of the exponent allows for this error.
-        shares = [math.sqrt(a * b) for a, b in zip(steps, samples, strict=True)]
-        doubt = max(abs(math.log(a / b)) for a, b in zip(steps, samples, strict=True)) / 2
-        # An error of the exponent grows with the distance to the whole, so divide the doubt by this distance. There is
-        # hardly a distance from runs that are nearly the whole.
-        distance = math.log(1 / statistics.fmean(shares)) if max(shares) < 0.9 else 1.0
+        # The last batch of a pass may be small. If its step takes the time of other steps, the whole time is in
+        # proportion to the steps. If its step takes less time, the whole time is in proportion to the samples. It is
+        # not known which is true, so use the geometric mean of both shares. As a logarithm, its error is at most half
+        # of their difference.
+        shares_of_steps, shares_of_samples = self._shares(works)
+        pairs = list(zip(shares_of_steps, shares_of_samples, strict=True))
+        shares = [math.sqrt(of_steps * of_samples) for of_steps, of_samples in pairs]
+        log_error = max(abs(math.log(of_steps / of_samples)) for of_steps, of_samples in pairs) / 2
+        # The prior of the exponent allows for this error. A time in proportion to x^p is wrong by the error of p times
+        # the logarithm of whole / runs. So divide by this logarithm, unless the runs are nearly the whole.
+        log_ratio = math.log(1 / statistics.fmean(shares)) if max(shares) < 0.9 else 1.0
         passes = max(work.num_passes for work in works)
         line = fit_line(
             shares,
             [work.measured_s for work in works],
             self._random,
             noise=_STEPS,
-            curvature=math.hypot(self._options.step_curvature, doubt / distance),
-            # Each pass begins with a wait. So if there are many short passes, a part of their time does not grow.
+            curvature=math.hypot(self._options.step_curvature, log_error / log_ratio),
+            # Each pass begins with a wait, which does not grow with the data. In a single pass, no measured step waits.
             form=Form.THROUGH_ORIGIN if passes == 1 else Form.MAYBE_ORIGIN,
         )
         what = f"time of the steps of loader {name}"
         self.refusals += check_line("time", line, self._points, must_grow=False, what=what)
-        return line.single
+        return line.run_draws
 
     def _shares(self, works: Sequence[LoaderWork]) -> tuple[list[float], list[float]]:
-        """Return two shares of the whole for each run: its share of the measured steps, and of the samples."""
+        """Return two shares for each run: its measured steps, and their samples, as shares of those of the whole job.
+
+        Measured steps are all but the warm-up, which has as many steps in the whole job as in a canary run.
+        """
         batch_samples = max(work.batch_samples for work in works)
-        # Samples, and measured steps and samples, of the whole job.
-        samples = statistics.fmean(
+        num_warmup = statistics.median(work.num_steps - work.num_steps_measured for work in works)
+        # Samples of the whole job, then its measured steps and their samples.
+        whole_samples = statistics.fmean(
             work.num_samples / fraction for work, fraction in zip(works, self.fractions, strict=True)
         )
-        num_warmup = statistics.median(work.num_steps - work.num_steps_measured for work in works)
-        num_steps = max(1.0, samples / max(1, batch_samples) - num_warmup)
-        num_samples = max(1.0, samples - num_warmup * batch_samples)
+        measured_steps = max(1.0, whole_samples / max(1, batch_samples) - num_warmup)
+        measured_samples = max(1.0, whole_samples - num_warmup * batch_samples)
         return (
             # Rounding may give a run more steps than the estimate of the whole has.
-            [min(1.0, work.num_steps_measured / num_steps) for work in works],
-            [min(1.0, max(1, work.num_samples_measured) / num_samples) for work in works],
+            [min(1.0, work.num_steps_measured / measured_steps) for work in works],
+            [min(1.0, max(1, work.num_samples_measured) / measured_samples) for work in works],
         )
 
     # Resources
@@ -372,6 +392,7 @@ class _Model:
         used_s = [mean / 100 * seconds for mean, seconds in zip(means, growing_s, strict=True)]
         whole_s = np.maximum(self._growing_s, 1e-3)
         whole_used_s = fit_ratio(growing_s, used_s, whole_s, self._random, noise=_CPU)
+        # The canaries are mostly first steps. The whole job may use the CPUs a little more or less.
         whole_used_s = whole_used_s * np.exp(_CPU_DRIFT * self._random.standard_normal(len(whole_used_s)))
         figures = [self.figure(f"{what} mean", "%", 100 * whole_used_s / whole_s, points=means)]
         values = [getattr(point.resources, values_name) for point in self._points]
@@ -383,12 +404,14 @@ class _Model:
     def _percentile(self, values: Sequence[Sequence[float]]) -> Array:
         """Return draws of the 99th percentile of all runs together. For each draw, runs are drawn with replacement."""
         arrays = [np.asarray(each) for each in values]
-        draws = [
+        # A percentile takes long to compute, so the draws are chosen from 400 of them.
+        percentiles = [
             np.quantile(np.concatenate([arrays[i] for i in self._random.integers(len(arrays), size=len(arrays))]), 0.99)
             for _ in range(400)
         ]
-        spread = np.exp(0.02 * self._random.standard_normal(len(self._growing_s)))
-        return np.asarray(self._random.choice(np.asarray(draws), len(self._growing_s)) * spread)
+        # Assume noise of 2 % as for the mean, because runs that agree by chance would give an interval of zero.
+        noise = np.exp(_CPU.relative * self._random.standard_normal(len(self._growing_s)))
+        return np.asarray(self._random.choice(np.asarray(percentiles), len(self._growing_s)) * noise)
 
     def memory(self) -> list[ForecastFigure]:
         """Return mean, p99 and peak of the memory of a host, and of its GPUs."""
@@ -400,10 +423,10 @@ class _Model:
             if mean is None or p99 is None or peak is None or bases is None:
                 continue
             line = self._peak(f"{what} peak", peak)
-            draws, fixed = line.single, float(np.median(line.fixed))
+            draws, fixed = line.run_draws, float(np.median(line.fixed_draws))
             if what == "memory":
                 self._memory_peak, self.held_bytes = draws, float(np.median(draws)) - fixed
-                self.least_held_bytes = float(np.quantile(line.expected - line.fixed, 0.1))
+                self.least_held_bytes = float(np.quantile(line.mean_draws - line.fixed_draws, 0.1))
             base = statistics.fmean(bases)
             figures += [
                 self.figure(f"{what} {name}", "bytes", self._filled(draws, base, part, peak, bases), points=part)
@@ -417,16 +440,17 @@ class _Model:
     ) -> Array:
         """Return draws of the mean or the 99th percentile of the memory in the whole.
 
-        Such a value is between the memory before the part that grows and the peak. Its share of this range differs: in
-        a short run, memory is often still growing to its peak, and in a long run, it is mostly at its peak. Therefore
-        (1 - share) x time, the seconds that a run lacks at its peak, is forecast, as a line with a fixed part.
+        Such a value is between the base (the memory before the part that grows) and the peak. Its share of this range
+        is 0 at the base and 1 at the peak. A short run mostly grows to its peak, and a long run is mostly at its peak,
+        so the share is larger in a long run. The seconds that a run lacks at its peak, (1 - share) x time, grow less.
+        They are forecast as a line with a fixed part, and give the share of the whole.
 
         Args:
             peak_draws: Draws of the peak in the whole.
-            base: Memory before the part that grows in the whole.
+            base: Base of the whole.
             values: The mean or percentile in each run.
-            peaks: Peak in each run.
-            bases: Memory before the part that grows in each run.
+            peaks: Peak of each run.
+            bases: Base of each run.
         """
         shares = [
             (value - low) / (high - low) if high > low else 1.0
@@ -435,12 +459,13 @@ class _Model:
         growing_s = [max(1e-3, point.growing_s) for point in self._points]
         lacking_s = [(1 - min(1.0, share)) * seconds for share, seconds in zip(shares, growing_s, strict=True)]
         whole_s = np.maximum(self._growing_s, 1e-3)
-        share = 1 - np.clip(fit_ratio(growing_s, lacking_s, whole_s, self._random, noise=_LACK) / whole_s, 0.0, 1.0)
-        return np.asarray(base + (peak_draws - base) * share)
+        whole_lacking_s = fit_ratio(growing_s, lacking_s, whole_s, self._random, noise=_LACK)
+        whole_share = 1 - np.clip(whole_lacking_s / whole_s, 0.0, 1.0)
+        return np.asarray(base + (peak_draws - base) * whole_share)
 
     def _peak(self, figure: str, values: Sequence[float]) -> Line:
         """Return the line through the peaks of a figure, and refuse the figure if they are on no line."""
-        # Allow a constant as the other form. Without it, 6 % of the jobs with constant memory were refused.
+        # Allow a constant instead of a line. Without it, 6 % of the jobs with constant memory were refused.
         line = self._line(values, _MEMORY, self._options.curvature, Form.MAYBE_CONSTANT)
         self.refusals += check_line(figure, line, self._points, must_grow=False)
         return line
@@ -454,8 +479,8 @@ class _Model:
 
 def _is_measured(work: LoaderWork) -> bool:
     """Return whether a loader has enough steps in each pass, and after the warm-up, for a separate part of the time."""
-    is_long = work.num_steps >= _MIN_STEPS * max(1, work.num_passes)
-    return is_long and work.num_steps_measured >= _MIN_STEPS
+    has_long_passes = work.num_steps >= _MIN_STEPS * max(1, work.num_passes)
+    return has_long_passes and work.num_steps_measured >= _MIN_STEPS
 
 
 def _known(points: Sequence[CanaryPoint], name: str) -> list[float] | None:

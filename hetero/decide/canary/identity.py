@@ -90,7 +90,8 @@ def _imported(source: Path, root: Path) -> Iterator[str]:
         if isinstance(node, ast.Import):
             names = [each.name for each in node.names]
         elif isinstance(node, ast.ImportFrom):
-            # The level is the number of dots: one dot is the file's own package, and each more is the package around.
+            # The level is the number of dots before the name. One dot is the package of the file, two dots are the
+            # package that contains this one. Without dots, the name is absolute.
             above = package[: len(package) - node.level + 1] if node.level else ()
             base = ".".join((*above, *filter(None, [node.module])))
             # An imported name may be a module of the package, or a value in it.
@@ -102,11 +103,15 @@ def _imported(source: Path, root: Path) -> Iterator[str]:
 
 
 def _constant_files(request: CanaryRequest) -> dict[str, list[int]]:
-    """Return number and bytes of the files that every run gets, by channel."""
+    """Return number and bytes of the files that every run gets, by channel.
+
+    These are all files of a channel that stays whole, and the files of a divided channel that have a pattern of
+    ``request.keep``.
+    """
     found = {}
     for name, path in sorted(request.channels.items()):
         is_whole = name in request.whole_channels
-        # Without patterns, every run gets no file of a divided channel, so do not read the names of all files.
+        # Without patterns, no file of a divided channel counts. So do not list its files, which takes long.
         if is_whole or request.keep:
             sizes = [file.num_bytes for file in files_of(path) if is_whole or matches(file.name, request.keep)]
             found[name] = [len(sizes), sum(sizes)]

@@ -108,11 +108,11 @@ class Exponent:
 class Line:
     """A fitted line."""
 
-    expected: Array
+    mean_draws: Array
     """Draws of the mean of the whole."""
-    single: Array
+    run_draws: Array
     """Draws of one run of the whole, with the noise of a run."""
-    fixed: Array
+    fixed_draws: Array
     """Draws of the fixed part a."""
     growth: float
     """Growing part of the whole, b, divided by its standard error. Small if the figure does not grow measurably."""
@@ -132,7 +132,10 @@ def fit_line(
     curvature: float,
     form: Form = Form.BOTH,
 ) -> Line:
-    """Fit the model above.
+    """Fit a line with noise, and draw what it predicts for the whole, where x is 1.
+
+    The model is ``y = (a + b x^p) (1 + e)`` with a fixed part a and a growing part b. The variance of the noise e is
+    ``phi (1 + (t / y)^2)``, where phi is its scale.
 
     Args:
         x: Fractions of the whole, in (0, 1], at least two runs.
@@ -145,16 +148,17 @@ def fit_line(
     xs, ys = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
     # The growing column is 1 at the centre of the fractions, so both columns have about the same size.
     centre = float(np.exp(np.mean(np.log(xs))))
-    # Value at which both kinds of noise are equal: t in the model above.
-    unit = noise.absolute / noise.relative
+    # Value at which the relative and the absolute noise are equal: t in the model.
+    t = noise.absolute / noise.relative
     columns = Columns.GROWING if form is Form.THROUGH_ORIGIN else Columns.BOTH
-    variances = ys**2 + unit**2
-    # The weights come from the fitted values, because an outlier must not choose its own weight.
+    variances = ys**2 + t**2
+    # The fit needs the variances, and the variances need the fitted values. So compute both by turns. Variances from
+    # the runs' own values would let an outlier choose its weight.
     for _ in range(5):
         fitted = _Normal(xs, ys, variances, centre, 1.0, noise, columns).fitted
         # No variance may be 0, also if all figures and the absolute noise are.
-        variances = np.maximum(fitted, 0.0) ** 2 + max(unit, 1e-9 * float(np.max(ys, initial=1e-12))) ** 2
-        variances = variances * _doubts(ys - fitted, variances, noise)
+        variances = np.maximum(fitted, 0.0) ** 2 + max(t, 1e-9 * float(np.max(ys, initial=1e-12))) ** 2
+        variances = variances * _outlier_factors(ys - fitted, variances, noise)
 
     def model_of(exponent: float, columns: Columns) -> _Normal:
         return _Normal(xs, ys, variances, centre, exponent, noise, columns)
@@ -172,27 +176,28 @@ def fit_line(
         order = random.permutation(NUM_DRAWS)
         return tuple(np.concatenate(column)[order] for column in zip(*drawn, strict=True))
 
-    # The line with both parts, or the simpler form as often as the runs favour it.
+    # The line with both parts, or the form with one part as often as the runs favour it.
     fixed, growing, phis = draws_of(columns)
     straight = model_of(1.0, columns)
     if form in _SIMPLER:
-        other = _SIMPLER[form]
-        # The Bayesian information criterion compares the two forms: a parameter costs log(n) / 2.
-        gap = straight.log_likelihood - model_of(1.0, other).log_likelihood - math.log(len(xs)) / 2
+        one_part = _SIMPLER[form]
+        # Logarithm of the odds of both parts against one. By the Bayesian information criterion, the second part must
+        # raise the log likelihood by log(n) / 2.
+        log_odds = straight.log_likelihood - model_of(1.0, one_part).log_likelihood - math.log(len(xs)) / 2
         if form is Form.MOSTLY_CONSTANT:
             # Before the runs are seen, a line has a probability of one in a hundred.
-            gap -= math.log(99)
-        # The exponential of a larger gap would overflow.
-        is_simple = random.random(NUM_DRAWS) < 1 / (1 + math.exp(min(50.0, gap)))
-        simple = draws_of(other)
-        fixed, growing, phis = (np.where(is_simple, a, b) for a, b in zip(simple, (fixed, growing, phis), strict=True))
+            log_odds -= math.log(99)
+        # The exponential of larger odds would overflow.
+        is_one_part = random.random(NUM_DRAWS) < 1 / (1 + math.exp(min(50.0, log_odds)))
+        pairs = zip(draws_of(one_part), (fixed, growing, phis), strict=True)
+        fixed, growing, phis = (np.where(is_one_part, one, both) for one, both in pairs)
     # The forecast is about one run of the whole. So the noise of one run is added to the doubt about the mean.
-    expected = fixed + growing
-    spread = np.sqrt(phis * (expected**2 + unit**2))
+    means = fixed + growing
+    spread = np.sqrt(phis * (means**2 + t**2))
     return Line(
-        expected=expected,
-        single=np.maximum(0.0, expected + spread * random.standard_normal(NUM_DRAWS)),
-        fixed=fixed,
+        mean_draws=means,
+        run_draws=np.maximum(0.0, means + spread * random.standard_normal(NUM_DRAWS)),
+        fixed_draws=fixed,
         growth=straight.growth(),
         exponent=_exponent(x, model_of, columns),
         lack_of_fit=_lack_of_fit(xs, ys, variances, straight),
@@ -213,23 +218,20 @@ def fit_ratio(x: Sequence[float], y: Sequence[float], at: Array, random: np.rand
     median = float(np.median(at))
     shares = [value / median for value in x]
     line = fit_line(shares, y, random, noise=noise, curvature=0.0, form=Form.MAYBE_ORIGIN)
-    return np.asarray(line.fixed + (line.single - line.fixed) * at / median)
+    return np.asarray(line.fixed_draws + (line.run_draws - line.fixed_draws) * at / median)
 
 
 def constant_draws(values: Sequence[float], random: np.random.Generator, *, noise: Noise) -> Array:
     """Return draws of one more value of a figure that does not depend on the data."""
     ys = np.asarray(values, dtype=float)
-    model = _Normal(
-        np.ones(len(ys)),
-        ys,
-        np.full(len(ys), float(np.mean(ys)) ** 2 + (noise.absolute / noise.relative) ** 2),
-        1.0,
-        0.0,
-        noise,
-        Columns.FIXED,
-    )
-    means, _, phis = model.draw(NUM_DRAWS, random)
-    spread = np.sqrt(phis * float(model.variances[0]))
+    # All runs have the same expected value, so they have one variance, relative to the scale of the noise: that of
+    # `fit_line` at their mean.
+    variance = float(np.mean(ys)) ** 2 + (noise.absolute / noise.relative) ** 2
+    # A model with the fixed part alone does not use the fractions, their centre and the exponent.
+    fractions, variances = np.ones(len(ys)), np.full(len(ys), variance)
+    model = _Normal(fractions, ys, variances, centre=1.0, exponent=1.0, noise=noise, columns=Columns.FIXED)
+    means, _, noise_scales = model.draw(NUM_DRAWS, random)
+    spread = np.sqrt(noise_scales * variance)
     return np.asarray(np.maximum(0.0, means + spread * random.standard_normal(NUM_DRAWS)))
 
 
@@ -263,8 +265,9 @@ class Posterior:
     def __init__(self, design: Array, y: Array, variances: Array, noise: Noise) -> None:
         num_runs, num_columns = design.shape
         self.variances = variances
-        roots = 1 / np.sqrt(variances)
-        weighted, target = design * roots[:, None], y * roots
+        # Divide each run by its standard deviation. Then all runs have equal noise, as least squares needs.
+        weights = 1 / np.sqrt(variances)
+        weighted, target = design * weights[:, None], y * weights
         precision = weighted.T @ weighted
         # Add a little to the diagonal, because with equal fractions the matrix would be singular.
         precision += np.eye(num_columns) * 1e-12 * float(np.trace(precision))
@@ -274,19 +277,33 @@ class Posterior:
         residuals = target - weighted @ self.best
         self.squares = float(residuals @ residuals)
         """Weighted sum of the squares of the residuals."""
+        # The posterior of phi is an inverse gamma distribution with this shape and this rate.
         prior = noise.degrees * noise.relative**2
         self.shape = (noise.degrees + max(0, num_runs - num_columns)) / 2
         self.rate = (prior + self.squares) / 2
         _, log_det = np.linalg.slogdet(precision)
         self.log_evidence = -0.5 * float(log_det) - self.shape * math.log(self.rate)
+        """Logarithm of the probability of the runs, over all coefficients. It compares models with the same columns,
+        because the prior of a coefficient is flat."""
         self.log_likelihood = -(noise.degrees + num_runs) / 2 * math.log(prior + self.squares)
+        """Logarithm of the probability of the runs with the best coefficients. It compares models with any columns."""
 
     def draw_phis(self, num: int, random: np.random.Generator) -> Array:
-        """Return draws of phi."""
+        """Return draws of phi, the scale of the noise."""
         return np.asarray(self.rate / random.gamma(self.shape, size=num))
 
     def draw_positive(self, num: int, random: np.random.Generator) -> tuple[Array, Array]:
-        """Draw coefficients and phi, and return the draws without a negative coefficient, perhaps zero draws."""
+        """Draw the coefficients of the model, and phi, the scale of its noise.
+
+        Only draws without a negative coefficient are returned, perhaps zero draws.
+
+        Args:
+            num: Number of draws, before the others are left out.
+            random: Generator of the draws.
+
+        Returns:
+            A row of coefficients for each draw, and phi of each draw.
+        """
         phis = self.draw_phis(num, random)
         normal = random.standard_normal((num, len(self.best))) @ np.linalg.cholesky(self.covariance).T
         betas = self.best + np.sqrt(phis)[:, None] * normal
@@ -300,24 +317,30 @@ class _Normal(Posterior):
     def __init__(
         self, x: Array, y: Array, variances: Array, centre: float, exponent: float, noise: Noise, columns: Columns
     ) -> None:
+        # `draw` needs the posterior of the same runs with a single column.
         self._with_columns = functools.partial(_Normal, x, y, variances, centre, exponent, noise)
         self._columns = columns
-        self._growing_at_whole = centre**-exponent
         fixed, growing = np.ones(len(x)), (x / centre) ** exponent
+        # Value of the growing column for the whole, where x is 1: (1 / centre)^p.
+        self._growing_at_whole = centre**-exponent
         parts = {Columns.FIXED: [fixed], Columns.GROWING: [growing], Columns.BOTH: [fixed, growing]}[columns]
         super().__init__(np.stack(parts, axis=1), y, variances, noise)
 
     def growth(self) -> float:
-        """Return the growing part divided by its standard error."""
+        """Return the growing part divided by its standard error. The growing part is the last coefficient."""
+        # The covariance is relative to the scale of the noise, which is about rate / shape.
         error = math.sqrt(self.rate / self.shape * float(self.covariance[-1, -1]))
         return float(self.best[-1]) / max(error, 1e-300)
 
     def draw(self, num: int, random: np.random.Generator) -> tuple[Array, Array, Array]:
-        """Return draws of a, of b at the whole, and of phi. No part is negative."""
+        """Return draws of the fixed part, of the growing part of the whole, and of phi, the scale of the noise.
+
+        No part is negative.
+        """
         found: list[tuple[Array, Array]] = []
         num_left = num
         for _ in range(_MAX_TRIES):
-            # Draw more than are needed, because draws with a negative part are rejected.
+            # Draw four times the needed number, because draws with a negative part are rejected.
             betas, phis = self.draw_positive(4 * num_left, random)
             found.append((betas[:num_left], phis[:num_left]))
             num_left -= len(found[-1][0])
@@ -332,18 +355,18 @@ class _Normal(Posterior):
         zeros = np.zeros(len(betas))
         fixed = zeros if self._columns is Columns.GROWING else betas[:, 0]
         growing = zeros if self._columns is Columns.FIXED else betas[:, -1] * self._growing_at_whole
-        # If nearly all draws of both parts have a negative one, the smaller part is zero. Draw the other part alone.
+        # If one of the two parts is negative in nearly all draws, the smaller part is zero. Draw the larger part alone.
         if num_left > 0 and has_both:
-            other = self._with_columns(Columns.GROWING if self.best[0] <= self.best[1] else Columns.FIXED)
-            rest = other.draw(num_left, random)
+            larger_alone = self._with_columns(Columns.GROWING if self.best[0] <= self.best[1] else Columns.FIXED)
+            rest = larger_alone.draw(num_left, random)
             fixed, growing, phis = (np.concatenate(pair) for pair in zip((fixed, growing, phis), rest, strict=True))
         return fixed, growing, phis
 
 
-def _doubts(residuals: Array, variances: Array, noise: Noise) -> Array:
+def _outlier_factors(residuals: Array, variances: Array, noise: Noise) -> Array:
     """Return a factor of each run's variance, 1 or more.
 
-    A run far from the line counts less, as if the noise had Student's t distribution.
+    A run far from the line has a larger factor, so it counts less, as if the noise had Student's t distribution.
 
     Args:
         residuals: Distance of each run from the line.
@@ -351,11 +374,14 @@ def _doubts(residuals: Array, variances: Array, noise: Noise) -> Array:
         noise: Prior of the noise.
     """
     scores = np.abs(residuals) / np.sqrt(variances)
-    # Bound the median from below, because the median of few residuals is often too small. Usual runs would then count
-    # as outliers.
-    mean_square = float(np.sum(scores**2)) / max(1, len(scores) - 2)
+    # The scale is the standard deviation of usual runs: 1.4826 times the median. The median of few residuals is often
+    # too small, and usual runs would then count as outliers. Therefore bound the scale from below.
+    num_line_parts = 2
+    mean_square = float(np.sum(scores**2)) / max(1, len(scores) - num_line_parts)
     scale = max(noise.relative, 1.4826 * float(np.median(scores)), _TYPICAL * math.sqrt(mean_square))
-    return np.maximum(1.0, (_TAIL + (scores / scale) ** 2) / (_TAIL + 4.0))
+    # Student's t distribution gives a run the weight 1 / (_TAIL + score^2). A run within two standard deviations counts
+    # fully.
+    return np.maximum(1.0, (_TAIL + (scores / scale) ** 2) / (_TAIL + 2.0**2))
 
 
 def _softmax(values: Array) -> Array:
@@ -375,22 +401,23 @@ def _exponent(x: Sequence[float], model_of: Callable[[float, Columns], _Normal],
     if num_distinct(x) < (2 if columns is Columns.GROWING else 3):
         return None
     models = [model_of(float(exponent), columns) for exponent in _EXPONENTS]
-    # A fixed part is not negative. Where it would be, it is zero.
+    # The first coefficient of a model is the fixed part. It is not negative: where it would be, it is zero.
     models = [
         model if model.best[0] >= 0 else model_of(float(exponent), Columns.GROWING)
         for exponent, model in zip(_EXPONENTS, models, strict=True)
     ]
-    evidence = np.asarray([model.log_likelihood for model in models])
+    # The last coefficient is the growing part. An exponent without growth is not possible.
     is_possible = np.asarray([bool(model.best[-1] > 0) for model in models])
-    evidence = np.where(is_possible, evidence, -np.inf)
-    # A constant is the better forecast if a growing part and its exponent do not explain more than two parameters may.
+    log_likelihoods = np.where(is_possible, [model.log_likelihood for model in models], -np.inf)
+    # A line has two parameters more than a constant: the growing part and its exponent. By the Bayesian information
+    # criterion, each of them must raise the log likelihood by log(n) / 2. Otherwise a constant is the better forecast.
     if columns is Columns.BOTH:
         constant = model_of(1.0, Columns.FIXED).log_likelihood
-        if float(np.max(evidence)) - constant < math.log(len(x)):
+        if float(np.max(log_likelihoods)) - constant < math.log(len(x)):
             return None
     if not is_possible.any():
         return None
-    shares = _softmax(evidence)
+    shares = _softmax(log_likelihoods)
     cumulative = np.cumsum(shares)
     # The sum of all shares may be a rounding error below 0.99 or 1, so keep the index within the grid.
     last = len(cumulative) - 1
@@ -399,7 +426,11 @@ def _exponent(x: Sequence[float], model_of: Callable[[float, Columns], _Normal],
 
 
 def _lack_of_fit(x: Array, y: Array, variances: Array, line: _Normal) -> float | None:
-    """Return the p-value of the classical test: residuals of the line against the pure error of the replicates."""
+    """Return the p-value of the classical test: residuals of the line against the pure error of the replicates.
+
+    The pure error is how much the runs with equal fractions differ from each other. None without enough replicates or
+    fractions.
+    """
     # Replicates: runs whose fractions differ by about a percent at most.
     groups: dict[float, list[int]] = defaultdict(list)
     for index, value in enumerate(x):

@@ -112,8 +112,8 @@ class Candidate:
         return next((figure for figure in self.figures if figure.name == name), None)
 
     def refused(self, name: str) -> tuple[Refusal, ...]:
-        """Return the reasons against a figure, and against the figure that it is computed from."""
-        names = ("", name, _COMPUTED_FROM.get(name, name))
+        """Return the reasons against a figure, against the figure that it is computed from, and against all figures."""
+        names = (name, _COMPUTED_FROM.get(name, name), "")
         return tuple(refusal for refusal in self.refusals if refusal.figure in names)
 
 

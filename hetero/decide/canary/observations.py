@@ -23,7 +23,7 @@ __all__ = ["Observed", "point_of", "read_observed"]
 
 logger = logging.getLogger(__name__)
 
-_OF_SUMMARIES = {each.name for each in fields(LoaderWork)} & {each.name for each in fields(StepSummary)} - {"name"}
+_SHARED_FIELDS = {each.name for each in fields(LoaderWork)} & {each.name for each in fields(StepSummary)} - {"name"}
 """What a summary of steps and the work of a loader both have."""
 
 
@@ -98,7 +98,7 @@ def _loaders(ranks: Sequence[RankFacts]) -> tuple[LoaderWork, ...]:
         LoaderWork(
             name=label,
             measured_s=summary.total_s,
-            **{name: getattr(summary, name) for name in _OF_SUMMARIES},
+            **{name: getattr(summary, name) for name in _SHARED_FIELDS},
         )
         for label, summary in longest.labelled
     )
@@ -109,6 +109,8 @@ def _resources(report: Report, observed: Observed | None) -> Resources:
     hosts = [_of_host(usage, observed) for usage in report.run.trainer_usages]
     if not hosts:
         return Resources()
+    # One host without enough memory ends the job, so the host with the highest peak counts. Which host this is may be
+    # chance, so the CPU use is the mean of all hosts.
     largest = max(hosts, key=lambda host: host.memory_peak_bytes or 0.0)
     cpu_percents = [host.cpu_percent_mean for host in hosts if host.cpu_percent_mean is not None]
     return replace(largest, cpu_percent_mean=sum(cpu_percents) / len(cpu_percents)) if cpu_percents else largest
@@ -135,32 +137,38 @@ def _of_host(usage: HostUsage, observed: Observed | None) -> Resources:
     if observed is not None and usage.began_monotonic_s is not None:
         begin_s = observed.began_monotonic_s + observed.import_s - usage.began_monotonic_s
         end_s = observed.ended_monotonic_s - usage.began_monotonic_s
-    # Take the part of the run that grows, and the memory just before it.
+    # Indices of the intervals in the part of the run that grows, and of those before it.
     chosen = _within(series, begin_s, end_s)
     before = [i for i in range(len(series.begin_s)) if series.end_s[i] <= series.begin_s[chosen[0]]]
     intervals = [(i, series.end_s[i] - series.begin_s[i]) for i in chosen]
-    seconds = _seconds(intervals)
+    second_parts = _parts_of_a_second(intervals)
     has_gpu = bool(series.gpu_memory_bytes)
 
     def mean(values: Sequence[float], part: Sequence[tuple[int, float]] = tuple(intervals)) -> float:
         """Return the mean of some intervals, weighted by their durations."""
         return sum(values[i] * duration for i, duration in part) / sum(duration for _, duration in part)
 
-    def means(values: Sequence[float]) -> tuple[float, ...]:
-        return tuple(mean(values, part) for part in seconds)
-
     # Percentiles are taken over seconds and not over readings, because a long run is read less often than a short one.
-    peaks = sorted(float(series.memory_peak_bytes[i]) for i in chosen)
-    second_peaks = sorted(max(float(series.memory_peak_bytes[i]) for i, _ in part) for part in seconds)
-    gpu_peaks = sorted(float(series.gpu_memory_bytes[i]) for i in chosen) if has_gpu else []
+
+    def means(values: Sequence[float]) -> tuple[float, ...]:
+        """Return the mean of each second."""
+        return tuple(mean(values, part) for part in second_parts)
+
+    def peaks(values: Sequence[float]) -> list[float]:
+        """Return the peak of each second in ascending order."""
+        return sorted(max(float(values[i]) for i, _ in part) for part in second_parts)
+
+    memory_peaks = peaks(series.memory_peak_bytes)
+    gpu_peaks = peaks(series.gpu_memory_bytes) if has_gpu else []
     base = float(series.memory_mean_bytes[before[-1]]) if before else 0.0
     return Resources(
         cpu_percent_mean=mean(series.cpu_percent),
         cpu_percents=means(series.cpu_percent),
-        memory_base_bytes=min(base, peaks[0]),
+        # At most the lowest peak, because memory that is freed after the imports does not stay.
+        memory_base_bytes=min(base, *(float(series.memory_peak_bytes[i]) for i in chosen)),
         memory_mean_bytes=mean(series.memory_mean_bytes),
-        memory_p99_bytes=_p99(second_peaks),
-        memory_peak_bytes=peaks[-1],
+        memory_p99_bytes=_p99(memory_peaks),
+        memory_peak_bytes=memory_peaks[-1],
         gpu_percent_mean=mean(series.gpu_percent) if series.gpu_percent else None,
         gpu_percents=means(series.gpu_percent) if series.gpu_percent else (),
         gpu_memory_mean_bytes=mean(series.gpu_memory_bytes) if has_gpu else None,
@@ -169,7 +177,7 @@ def _of_host(usage: HostUsage, observed: Observed | None) -> Resources:
     )
 
 
-def _seconds(intervals: Sequence[tuple[int, float]]) -> list[list[tuple[int, float]]]:
+def _parts_of_a_second(intervals: Sequence[tuple[int, float]]) -> list[list[tuple[int, float]]]:
     """Return successive intervals, each with its index and duration, in parts of at least a second.
 
     Percentiles are taken over these parts, because the reading intervals of short and long runs differ. A run of less

@@ -36,6 +36,7 @@ def quadratic_bound(
         None if nearly all parabolas through the points have a negative part. A line then describes them better.
     """
     xs, ys = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    # All columns are 1 at the centre of the fractions, so they have about the same size.
     centre = float(np.exp(np.mean(np.log(xs))))
     design = np.stack([np.ones(len(xs)), xs / centre, (xs / centre) ** 2], axis=1)
     posterior = Posterior(design, ys, ys**2 + (noise.absolute / noise.relative) ** 2, noise)
@@ -43,7 +44,9 @@ def quadratic_bound(
     parts, _ = posterior.draw_positive(_NUM_DRAWS, random)
     if len(parts) < _MIN_ACCEPTED:
         return None
-    _, _, high = interval(parts @ np.asarray([1.0, 1 / centre, 1 / centre**2]))
+    # The columns of the design for the whole, where x is 1.
+    whole = np.asarray([1.0, 1 / centre, 1 / centre**2])
+    _, _, high = interval(parts @ whole)
     return high
 
 

@@ -159,9 +159,10 @@ def check_cpu_cache(
 ) -> list[Refusal]:
     """Return a refusal if the whole job holds so much more data in memory that reading it becomes slower.
 
-    The time of an access grows gradually while the data grows from the size of the CPUs' level 2 caches to many times
-    that size. The rule compares the part of this span that lies between the largest canary and the whole. Runs that
-    mostly sleep or wait are not affected.
+    Memory is fast up to `_FAST_TO` times the size of the CPUs' level 2 caches, and slow from `_SLOW_FROM` times on. In
+    between, it becomes slower gradually. So the forecast is refused if the data of the whole is more than
+    `_CACHE_RATIO` times that of the largest canary within this span. Jobs of this kind took 1.3 to 2.7 times as long
+    per byte. Runs that mostly sleep or wait are not affected.
 
     Args:
         points: The finished runs.
@@ -169,26 +170,28 @@ def check_cpu_cache(
         least_held_bytes: What this growth most probably exceeds. If it is small, the runs do not show a growth.
         cache_bytes: Level 2 caches of all CPUs together. None if unknown.
     """
-    # Memory that varies by 3 MB between the runs was extended to 107 MB, and refused a right forecast. So the growth
-    # must be certain.
-    if cache_bytes is None or least_held_bytes <= _CACHE_RATIO * _FAST_TO * cache_bytes:
+    if cache_bytes is None:
+        return []
+    fast_bytes, slow_bytes = _FAST_TO * cache_bytes, _SLOW_FROM * cache_bytes
+    # The growth must be certain. Memory that varies by 3 MB between the runs was once extended to 107 MB, and refused a
+    # right forecast.
+    if least_held_bytes <= _CACHE_RATIO * fast_bytes:
         return []
     # A run without a measured use counts as busy.
     cpu_percents = [point.resources.cpu_percent_mean for point in points]
     if statistics.median(100.0 if value is None else value for value in cpu_percents) < _MOSTLY_WAITING_PERCENT:
         return []
-    largest = max(point.fraction for point in points)
     # Compare the whole with the largest canary within the span where memory becomes slower.
-    slowest_bytes = min(held_bytes, _SLOW_FROM * cache_bytes)
-    canary_bytes = max(largest * held_bytes, _FAST_TO * cache_bytes)
-    if slowest_bytes <= _CACHE_RATIO * canary_bytes:
+    canary_bytes = max(point.fraction for point in points) * held_bytes
+    whole_in_span, canary_in_span = min(held_bytes, slow_bytes), max(canary_bytes, fast_bytes)
+    if whole_in_span <= _CACHE_RATIO * canary_in_span:
         return []
     reason = (
         f"the script holds {held_bytes / 1e6:,.0f} MB of data in memory in the whole job and "
-        f"{largest * held_bytes / 1e6:,.1f} MB in the largest canary. Between {_FAST_TO * cache_bytes / 1e6:,.0f} and "
-        f"{_SLOW_FROM * cache_bytes / 1e6:,.0f} MB, reading memory becomes slower on this machine (its level 2 caches "
+        f"{canary_bytes / 1e6:,.1f} MB in the largest canary. Between {fast_bytes / 1e6:,.0f} and "
+        f"{slow_bytes / 1e6:,.0f} MB, reading memory becomes slower on this machine (its level 2 caches "
         f"have {cache_bytes / 1e6:,.0f} MB), so the whole may take up to 2.7 times as long per byte. Runs on "
-        f"{percent(slowest_bytes / _CACHE_RATIO / held_bytes)} of the data would show it"
+        f"{percent(whole_in_span / _CACHE_RATIO / held_bytes)} of the data would show it"
     )
     return [Refusal(rule="cpu-cache", figure="time", reason=reason)]
 
@@ -204,9 +207,10 @@ def ran_out_of_memory(point: CanaryPoint, limit_bytes: float | None = None) -> b
         limit_bytes: Memory of the candidate's host. None if it is unknown.
     """
     cause = point.failure.lower()
-    # The launcher's message about a SIGKILL says that the run may have been out of memory. Only other messages are
-    # certain. An operator's kill -9 of a run with 0.8 GiB, on a host of 384 GiB, once gave a probability of 100 %.
-    if "killed by sigkill" not in cause or "out of memory" not in cause:
+    # The launcher's message about a SIGKILL only says that the run may have been out of memory. An operator's kill -9
+    # of a run with 0.8 GiB, on a host of 384 GiB, once gave a probability of 100 %.
+    is_uncertain = "killed by sigkill" in cause and "out of memory" in cause
+    if not is_uncertain:
         return any(words in cause for words in _OUT_OF_MEMORY)
     if limit_bytes is None:
         return False
@@ -230,9 +234,10 @@ def is_fixed_loader(works: Sequence[LoaderWork], fractions: Sequence[float]) -> 
 
 
 def _bends_much(line: Line, points: Sequence[CanaryPoint]) -> bool:
-    """Return whether the runs alone exclude a straight line, or are too few to decide.
+    """Return whether the interval of the exponent excludes a straight line, or is of too few runs to exclude one.
 
-    They exclude the line if the exponent's interval does not contain 1.
+    It excludes a straight line if it does not contain 1. With four or five runs, it is about twice as wide as with
+    nine, so it may contain 1 although the growth is curved. The replicates then decide alone.
     """
     exponent = line.exponent
     return exponent is not None and (not exponent.low <= 1 <= exponent.high or len(points) < 6)

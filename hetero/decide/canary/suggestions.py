@@ -17,7 +17,7 @@ _BY_VALUES = (
     "More canaries with larger fractions would not tell how long the whole runs, because the script decides that by "
     "its values. Give it a fixed number of passes for a forecast."
 )
-_OF_RULES = {
+_BY_RULE = {
     # No text here, because the reason of this refusal already says what to do.
     "busy": "",
     "passes": _BY_VALUES,
@@ -42,8 +42,8 @@ def suggestion(points: Sequence[CanaryPoint], refusals: Sequence[Refusal]) -> st
         refusals: The reasons against the forecast of the time.
     """
     rules = {refusal.rule for refusal in refusals}
-    # A rule about the script counts before one about the growth, which more runs could change.
-    found = next((text for rule, text in _OF_RULES.items() if rule in rules), None)
+    # The first rule of the table counts. Those that more runs cannot change come first.
+    found = next((text for rule, text in _BY_RULE.items() if rule in rules), None)
     if found is not None:
         return found
     fixed_s = statistics.median(point.fixed_s for point in points)

@@ -47,7 +47,7 @@ _MIN_TICKS = 4
 _PROLOGUE = re.compile(r"\A.*?(?=<svg)", re.DOTALL)
 _NOT_OF_THE_FIGURE = re.compile(r"\s*<metadata>.*?</metadata>|\s*<defs>\s*<style.*?</style>\s*</defs>", re.DOTALL)
 """Metadata, and a style that would apply to the whole page. The page's own style has it for plots alone."""
-_NAME = re.compile(r'(?<= id=")|(?<=url\(#)|(?<=href="#)')
+_BEFORE_ELEMENT_NAME = re.compile(r'(?<= id=")|(?<=url\(#)|(?<=href="#)')
 _THEME = {"#000000": "var(--text)", "#ffffff": "var(--background)"}
 """Colours that follow the page's theme, light or dark."""
 
@@ -174,8 +174,8 @@ def svg_of(axes: Axes, tips: Mapping[str, str] | None = None) -> str:
     svg = _NOT_OF_THE_FIGURE.sub("", _PROLOGUE.sub("", target.getvalue()))
     for name, tip in (tips or {}).items():
         svg = svg.replace(f'<g id="{name}">', f'<g id="{name}"><title>{html_text(tip)}</title>')
-    # Element names must be unique in a page. Different figures have different texts.
-    svg = _NAME.sub(f"x{hashlib.blake2s(svg.encode(), digest_size=4).hexdigest()}-", svg)
+    # Element names must be unique in a page, so put a digest of the figure in front of each name.
+    svg = _BEFORE_ELEMENT_NAME.sub(f"x{hashlib.blake2s(svg.encode(), digest_size=4).hexdigest()}-", svg)
     for colour, variable in _THEME.items():
         svg = svg.replace(colour, variable)
     return svg

@@ -83,17 +83,17 @@ def _title(report: Report, answer: str, why: str) -> str:
 
 def _headline(comparison: Comparison) -> tuple[str, str]:
     """Return the verdict of a comparison, and the reason for it."""
+    has_pace = comparison.speedup is not None
     if comparison.objections:
-        what = "Whether the second run is cheaper" if comparison.speedup else "Which run is faster and which is cheaper"
+        what = "Whether the second run is cheaper" if has_pace else "Which run is faster and which is cheaper"
         return f"{what} cannot be said", " ".join(comparison.objections)
     if comparison.saving is None:
-        return f"{speedup_text(comparison)} times the pace" if comparison.speedup else "No verdict", (
-            "whether it is cheaper cannot be said without all prices"
-        )
+        verdict = f"{speedup_text(comparison)} times the pace" if has_pace else "No verdict"
+        return verdict, "whether it is cheaper cannot be said without all prices"
     if comparison.is_worth_it is None:
-        # The text is a verdict, a colon, and the reason.
-        start, _, why = verdict_text(comparison).partition(": ")
-        return start, why
+        # Without a decision, the text of the verdict contains the reason, after a colon.
+        verdict, _, why = verdict_text(comparison).partition(": ")
+        return verdict, why
     return verdict_text(comparison).capitalize(), f"the second run has {pace_text(comparison)}"
 
 
@@ -122,8 +122,8 @@ def _comparison_cells(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
         value = NOT_KNOWN if step is None else seconds_text(step.value)
         yield f"step time of the {which}, {report.run.placement}", value, "; ".join(filter(None, facts))
     if comparison.speedup is not None:
-        even = comparison.break_even_speedup
-        below = "" if even is None else f"break-even at {even.value:.2f}x ({even.basis})"
+        needed = comparison.break_even_speedup
+        below = "" if needed is None else f"break-even at {needed.value:.2f}x ({needed.basis})"
         yield "pace of the second run", f"{speedup_text(comparison)}x", below
     if comparison.saving is not None:
         yield "saving of the second run", saving_text(comparison), comparison.saving.basis
@@ -170,6 +170,7 @@ def _tables(run: ShownRun) -> Iterator[str]:
     if rows:
         yield table_html(header, rows[:MAX_ROWS], right=numbers_of(header))
     yield more_html(len(rows), "host", REPORT_FILE_NAME)
+    # The endpoints count the batches that they compute. Some are never used.
     num_taken = sum(loader.num_steps for rank in facts.ranks for loader in rank.loaders)
     num_computed = facts.events.get("batches computed", 0)
     if num_computed > num_taken:

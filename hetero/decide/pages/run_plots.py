@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from hetero.decide.pages.drawing import PALETTE, QUIET, Plot, bar_axes, legend, new_axes, svg_of
 from hetero.documents.quantities import seconds_text
@@ -12,9 +11,6 @@ from hetero.metrics.step_series import StepSeries
 from hetero.metrics.steps import StepSummary
 from hetero.report.compare import Comparison
 from hetero.report.model import Report
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["ShownRun", "cost_plot", "cpu_plot", "parts_plot", "steps_plot"]
 
@@ -49,10 +45,11 @@ def steps_plot(runs: Sequence[ShownRun]) -> Plot | None:
         # A run without a history gets no label.
         label = run.name if times_s else None
         axes.plot(times_s, steps_ms, "o", color=run.colour, alpha=0.5, markersize=4, label=label)
-    waits_s = {run.steps.step_wait_s for run in runs if run.steps is not None and run.steps.step_wait_s is not None}
-    for wait_s in sorted(waits_s):
-        axes.axhline(1000 * wait_s, color=QUIET, linewidth=1, linestyle=":")
-        axes.text(1.0, 1000 * wait_s, " accelerator", transform=axes.get_yaxis_transform(), va="center", color=QUIET)
+    # A dotted line shows the time of an emulated accelerator, which a step takes at least.
+    steps = [run.steps for run in runs if run.steps is not None]
+    for step_s in sorted({each.step_wait_s for each in steps if each.step_wait_s is not None}):
+        axes.axhline(1000 * step_s, color=QUIET, linewidth=1, linestyle=":")
+        axes.text(1.0, 1000 * step_s, " accelerator", transform=axes.get_yaxis_transform(), va="center", color=QUIET)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("time of the run [s]")
     axes.set_ylabel("step time [ms]")
@@ -66,16 +63,18 @@ def steps_plot(runs: Sequence[ShownRun]) -> Plot | None:
 def step_parts_s(steps: StepSummary) -> dict[str, float]:
     """Return the parts of a mean step in seconds, by name.
 
-    With an emulated step, the compute is the emulated time of the accelerator, and real work of this machine that takes
-    longer.
+    An emulated step takes the time of the accelerator, which it emulates by waiting. If the real work of this machine
+    takes longer, the compute is longer than this time, and the difference is a part too.
     """
     # A loader without measured steps must not divide by zero.
     num_steps = max(1, steps.num_steps_measured)
-    compute_s, wait_s = steps.compute_total_s / num_steps, steps.data_wait_total_s / num_steps
-    if steps.step_wait_s is None:
-        return {"compute": compute_s, "data wait": wait_s}
-    real_work_s = max(0.0, compute_s - steps.step_wait_s)
-    return {"accelerator": compute_s - real_work_s, "real work that shows": real_work_s, "data wait": wait_s}
+    compute_s, data_wait_s = steps.compute_total_s / num_steps, steps.data_wait_total_s / num_steps
+    accelerator_s = steps.step_wait_s
+    # Without an emulated accelerator, the compute is one part.
+    if accelerator_s is None:
+        return {"compute": compute_s, "data wait": data_wait_s}
+    real_work_s = max(0.0, compute_s - accelerator_s)
+    return {"accelerator": compute_s - real_work_s, "real work that shows": real_work_s, "data wait": data_wait_s}
 
 
 def parts_plot(runs: Sequence[ShownRun]) -> Plot | None:
@@ -120,9 +119,10 @@ def cpu_plot(run: ShownRun) -> Plot | None:
     num_cpus = max(usage.num_cpus for usage in hosts)
     axes.set_ylabel(f"CPUs busy, of {num_cpus}")
     legend(axes)
-    is_shared = any(usage.scope == "tree" for usage in hosts)
+    # Simulated hosts share a machine, so each of them is measured as a tree of processes and not as a machine.
+    is_simulated = any(usage.scope == "tree" for usage in hosts)
     caption = (
-        f"All hosts share the {num_cpus} CPUs of one machine. Emulated vCPUs do not show here." if is_shared else ""
+        f"All hosts share the {num_cpus} CPUs of one machine. Emulated vCPUs do not show here." if is_simulated else ""
     )
     if len(hosts) > len(_HOST_COLOURS):
         caption = f"{caption} The first {len(_HOST_COLOURS)} of {len(hosts)} hosts.".strip()
@@ -131,8 +131,8 @@ def cpu_plot(run: ShownRun) -> Plot | None:
 
 def cost_plot(comparison: Comparison, runs: Sequence[ShownRun]) -> Plot | None:
     """Return the cost of the same work in both runs, with their bounds. None without a saving."""
-    even = comparison.break_even_speedup
-    if comparison.saving is None or even is None:
+    break_even = comparison.break_even_speedup
+    if comparison.saving is None or break_even is None:
         return None
     axes = bar_axes([run.name for run in runs])
     has_bounds = False
@@ -151,10 +151,10 @@ def cost_plot(comparison: Comparison, runs: Sequence[ShownRun]) -> Plot | None:
             # The cost grows with the step time, so its bounds have the same ratio.
             axes.plot([usd.value * least_s / most_s, usd.value], [row, row], color="#000000", linewidth=3)
     axes.set_xlabel(f"USD for {'1,000 steps' if comparison.per == 'step' else 'a million samples'}")
-    caption = f"The second run costs as much as the first at {even.value:.2f} times its pace"
+    caption = f"The second run costs as much as the first at {break_even.value:.2f} times its pace"
     step = None if comparison.baseline.headline is None else comparison.baseline.headline.step_time_mean
     if comparison.per == "step" and step is not None:
-        caption += f", which is a step of {seconds_text(step.value / even.value)}"
+        caption += f", which is a step of {seconds_text(step.value / break_even.value)}"
     caption += "."
     if has_bounds:
         caption += " The black line leads to a lower bound without this machine's other work."

@@ -85,12 +85,13 @@ def with_data(
     if any(leaf.fits_uint8 for leaf in profile.leaves):
         smaller_forms.append(UINT8)
     for machine in menu:
-        # Smaller forms are candidates only where bytes may limit the steps. Fewer candidates, and no hashes of
-        # candidates, shortened a plan over 80 types from 6 to 18 s to 0.1 to 0.4 s.
+        # Smaller forms are candidates only where bytes may limit the steps. A plan over 80 types took 6 to 18 s when
+        # there were more candidates.
         for form in (AS_IS, *(smaller_forms if model.has_bytes_limit(best_local.trainer, machine) else ())):
-            enough = model.hosts_for_headspace(machine, form)
-            # One host more than enough, because hosts also wait for each other.
-            for count in range(1, min(MAX_HOSTS, enough + 1) + 1):
+            # Number of hosts that make batches as fast as the accelerators use them. Try one host more than these,
+            # because hosts also wait for each other.
+            num_enough = model.hosts_for_headspace(machine, form)
+            for count in range(1, min(MAX_HOSTS, num_enough + 1) + 1):
                 groups = (DataGroup(machine=machine, count=count),)
                 # `refined` tries the numbers between these two, only for the best clusters.
                 for local_endpoints in dict.fromkeys((0, best_local.local_endpoints)):

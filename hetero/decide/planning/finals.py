@@ -50,25 +50,30 @@ class Finals:
         self._ranking = ranking
         self._model = model
         self._menu = menu
-        self._known: dict[tuple[object, ...], Entry] = {}
+        self._simulated: dict[tuple[object, ...], Entry] = {}
 
     def choose(self) -> Candidate:
         """Return the best candidate.
 
+        Step 1 orders the shortlist by mean cost. Step 2 makes timelines of the best candidates in this order, and of
+        the neighbours of the best one. Step 3 makes long timelines of the finalists, and chooses one of them.
+
         Raises:
             ConfigError: If no candidate satisfies the constraints.
         """
+        # 1. The shortlist contains the best candidate of each kind of spending, such as data hosts or a bigger machine.
         allowed = sorted(self._ranking.allowed(), key=lambda entry: entry.cost)
         ordered = self._by_mean_cost(list(dict.fromkeys([*_best_of_each(allowed), *allowed[:_SHORTLIST]])))
-        # Give the best candidate of each step of spending a timeline. Without one it could not be chosen, even if the
-        # ranking is wrong about it.
+        # 2. Begin with the best candidate of each kind. Without a timeline, it could not be chosen, even if the ranking
+        # is wrong about it.
         for entry in _best_of_each(ordered):
             self._simulate(entry)
         self._try_neighbours(self._follow(ordered))
-        known = sorted(self._known.values(), key=lambda entry: entry.cost)
-        # The best candidate of each step of spending comes first, because `simplest` needs it even if the budget ends.
-        finalists = list(dict.fromkeys([*_best_of_each(known), *known]))
-        max_cost = known[0].cost * (1 + _FINAL_MARGIN)
+        simulated = sorted(self._simulated.values(), key=lambda entry: entry.cost)
+        # 3. The best candidate of each kind comes first, because `simplest` compares the kinds, even if the batches are
+        # spent before the other finalists have long timelines.
+        finalists = list(dict.fromkeys([*_best_of_each(simulated), *simulated]))
+        max_cost = simulated[0].cost * (1 + _FINAL_MARGIN)
         # In parts of bench_planner, the choices were worse without long timelines of the finalists.
         max_batches = self._model.timelines.num_batches + _MAX_LONG_BATCHES
         compared = [
@@ -93,9 +98,12 @@ class Finals:
         return sorted(found, key=lambda entry: entry.cost)
 
     def _simulate(self, entry: Entry, *, is_long: bool = False) -> Entry:
-        """Return the entry with step time and mean cost by its timeline. The cost is infinite if it breaks a limit."""
+        """Return the entry with step time and mean cost by its timeline. The cost is infinite if it breaks a limit.
+
+        A result is kept. A long timeline replaces the result of a short one.
+        """
         candidate, key = entry.candidate, identity(entry.candidate)
-        if key not in self._known or is_long:
+        if key not in self._simulated or is_long:
             # The prediction below uses the longest timeline that was made before.
             if is_long:
                 self._model.timelines.step_s(candidate, is_long=True)
@@ -103,16 +111,16 @@ class Finals:
             limits = self._ranking.constraints
             cost = limits.price_of(entry.hourly_usd) * float(prediction.draws_s.mean())
             is_allowed = limits.allow(prediction.step_s, entry.hourly_usd)
-            self._known[key] = replace(entry, step_s=prediction.step_s, cost=cost if is_allowed else math.inf)
-        return self._known[key]
+            self._simulated[key] = replace(entry, step_s=prediction.step_s, cost=cost if is_allowed else math.inf)
+        return self._simulated[key]
 
     def _is_over(self, max_batches: float) -> bool:
-        """Return whether all timelines together have this number of batches."""
+        """Return whether all timelines so far have at least this number of batches together."""
         return self._model.timelines.num_batches >= max_batches
 
     def _follow(self, ordered: Sequence[Entry]) -> Entry:
         """Simulate candidates in order until `_PATIENCE` of them bring no improvement, and return the best one."""
-        best = min(self._known.values(), key=lambda entry: entry.cost)
+        best = min(self._simulated.values(), key=lambda entry: entry.cost)
         num_without_improvement = 0
         for entry in ordered:
             # Use only half of the batches here. The other half is for the neighbours, which the ranking does not
@@ -136,7 +144,7 @@ class Finals:
             candidates = list(neighbours(best.candidate, num_processes, self._menu))
             if endpoints_per_host := self._model.variable_endpoints_on(best.candidate):
                 candidates += with_other_endpoints(best.candidate, endpoints_per_host)
-            entries = self._ranking.add(each for each in candidates if identity(each) not in self._known)
+            entries = self._ranking.add(each for each in candidates if identity(each) not in self._simulated)
             before = best
             for entry in self._by_mean_cost(entries):
                 # Move to the first neighbour that is better, because its neighbours are usually better than the other

@@ -45,12 +45,13 @@ def make_plan(profile: Profile, catalogue: Catalogue, options: PlanOptions | Non
     check_figures(profile)
     _check_measured(profile.training)
     _check_speeds(profile, catalogue, options)
-    # Turn the profile into that of the baseline: without data hosts, with the wanted numbers of hosts and ranks.
+    # Turn the profile into that of the baseline: first without data hosts, then with the wanted numbers of hosts and
+    # ranks.
     trainer = _trainer_of(profile, catalogue, options)
     profile, without_data_note = _without_data_hosts(profile, trainer)
-    measured = replace(profile.training, instance_type=trainer.instance_type)
+    with_measured_numbers = replace(profile.training, instance_type=trainer.instance_type)
     profile = _resized(profile, trainer, options)
-    is_resized = profile.training != measured
+    is_resized = profile.training != with_measured_numbers
     # Find the cluster.
     max_step_s = None
     # Both are given, or none.
@@ -67,9 +68,10 @@ def make_plan(profile: Profile, catalogue: Catalogue, options: PlanOptions | Non
         vcpu_speeds=options.vcpu_speeds,
         endpoints_per_host=options.endpoints_per_host,
         # Without this argument, a cluster with another number of hosts or ranks was shown with the measured step time.
-        measured=measured if is_resized else None,
+        measured=with_measured_numbers if is_resized else None,
     )
-    note = resized_note(measured, profile.training) if is_resized else without_data_note
+    # Both notes say that the baseline's step time is modelled, and with how many loader processes. So one suffices.
+    note = resized_note(with_measured_numbers, profile.training) if is_resized else without_data_note
     return _plan_of(profile, found, options, note)
 
 
@@ -206,13 +208,14 @@ def _plan_of(profile: Profile, found: Search, options: PlanOptions, note: str) -
         return _cluster_of(alternative, rejected, basis)
 
     reason = reason_of(profile, found)
-    share = profile.training.excess_share
-    disturbed = f"{excess_text(share)}, so the intervals are wider. " if share > SMALL_EXCESS else ""
+    # Share of the measured time that other work of the machine may have taken.
+    excess = profile.training.excess_share
+    about_excess = f"{excess_text(excess)}, so the intervals are wider. " if excess > SMALL_EXCESS else ""
     return Plan(
         schema_version=PLAN_SCHEMA_VERSION,
         command=profile.command,
         goal=options.goal,
-        answer=disturbed + answer_of(profile, found, reason),
+        answer=about_excess + answer_of(profile, found, reason),
         reason=reason,
         chosen=cluster_of(found.chosen),
         baseline=cluster_of(found.baseline),

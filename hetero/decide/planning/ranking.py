@@ -90,7 +90,8 @@ class Ranking:
 
         The first candidate of the first call is the baseline.
         """
-        candidates = map(self._model.settled, candidates)
+        # All data hosts of a job have the same number of endpoints.
+        candidates = map(self._model.with_common_endpoints, candidates)
         # Use the identities of the machines as keys, because the hash of a candidate takes longer than its prediction.
         new = {key: candidate for candidate in candidates if (key := identity(candidate)) not in self._entries}
         for (key, candidate), step_s in zip(new.items(), self._model.expected_s(list(new.values())), strict=True):
@@ -132,13 +133,15 @@ class Ranking:
                 "no cluster satisfies the limit of the cost, because the price of the trainer hosts is not known\n"
                 "  to do: give it with --price TYPE=USD, or leave out --max-usd-per-1k-steps"
             )
-        # Each limit may be met by some clusters, but not by the same ones. Without these words, the message would give
-        # two figures that are both within their limits.
-        both = ", although some satisfy each of them" if self._are_met_apart(entries) else ""
-        return f"no cluster satisfies the limits{both}: {'; '.join(parts)}\n  to do: relax a limit, or extend --menu"
+        # Some clusters may satisfy one limit, and other clusters the other limit. The figures in the message are then
+        # both within their limits, so explain this.
+        although = ", although some satisfy each of them" if self._is_each_satisfied(entries) else ""
+        return (
+            f"no cluster satisfies the limits{although}: {'; '.join(parts)}\n  to do: relax a limit, or extend --menu"
+        )
 
-    def _are_met_apart(self, entries: Collection[Entry]) -> bool:
-        """Return whether there are two limits, and each of them is met by a candidate."""
+    def _is_each_satisfied(self, entries: Collection[Entry]) -> bool:
+        """Return whether there are two limits, and a candidate satisfies each of them alone."""
         limits = self.constraints
         if limits.max_step_s is None or limits.max_usd_per_1k_steps is None:
             return False
@@ -174,7 +177,8 @@ class Ranking:
         These are the best of each step of spending, with each form of batches, the best with each of the cheapest types
         of data hosts, clusters with one host more or less than the chosen one, and the fastest cluster.
         """
-        best: dict[object, Entry] = {}
+        # The best entry of each kind: a step of spending, such a step with a form, a number of hosts near the choice.
+        best_of: dict[object, Entry] = {}
         for entry in self._entries.values():
             candidate = entry.candidate
             kinds: list[object] = [entry.spending, (entry.spending, candidate.form)]
@@ -183,10 +187,10 @@ class Ranking:
                 if group.machine is chosen_group.machine and abs(group.count - chosen_group.count) <= 1:
                     kinds.append(group.count)
             for kind in kinds:
-                if kind not in best or entry.cost < best[kind].cost:
-                    best[kind] = entry
+                if kind not in best_of or entry.cost < best_of[kind].cost:
+                    best_of[kind] = entry
         fastest = min(self._entries.values(), key=lambda entry: (entry.step_s, entry.cost)).candidate
-        candidates = [*(entry.candidate for entry in best.values()), *self.leaders(), fastest]
+        candidates = [*(entry.candidate for entry in best_of.values()), *self.leaders(), fastest]
         return list({identity(candidate): candidate for candidate in candidates}.values())
 
 

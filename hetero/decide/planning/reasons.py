@@ -88,8 +88,8 @@ def _refusal(found: Search, reason: str) -> str:
     best, base = _cheapest_with_data(found), found.baseline
     if best is None:
         return "Do not add data hosts: no type of the menu can make batches."
-    is_about_cost = found.constraints.goal == "cost"
-    cost = _cost_text(best, base) if is_about_cost else ""
+    # End of each sentence: the cost with the cheapest data hosts, which it names.
+    cost = _cost_text(found, best, f" with {hosts_text(best.candidate)}")
     machine = base.candidate.trainer
     fastest = min(_with_data(found), key=lambda each: each.prediction.step_s)
     match reason:
@@ -113,17 +113,16 @@ def _refusal(found: Search, reason: str) -> str:
         case "storage" | "window" | "data network":
             return f"Do not add data hosts: {_BECAUSE[reason]}{cost}."
         case _:
-            cost = _cost_text(best, base, has_names=False) if is_about_cost else ""
             change = best.prediction.step_s / base.prediction.step_s - 1
             # A longer step was once "-764 % shorter".
             if change >= 0:
                 return (
                     f"Do not add data hosts: with the cheapest, {hosts_text(best.candidate)}, a step takes "
-                    f"{100 * change:,.0f} % longer{cost}."
+                    f"{100 * change:,.0f} % longer{_cost_text(found, best)}."
                 )
             return (
                 f"Do not add data hosts: even the cheapest, {hosts_text(best.candidate)}, makes a step "
-                f"{-100 * change:.0f} % shorter{cost.replace(', and', ', but')}."
+                f"{-100 * change:.0f} % shorter{_cost_text(found, best, conjunction='but')}."
             )
 
 
@@ -144,14 +143,15 @@ def _verdict(alternative: Alternative, found: Search) -> str:
         if own_hourly_usd is None or best_hourly_usd is None:
             return "its price is not known"
         verb, comparative, price_ratio = "costs", "more per step", own_hourly_usd / best_hourly_usd
-    more = price_ratio * own.step_s / best.step_s - 1
-    if more > WORTH_SPENDING:
-        return f"{verb} {more:.0%} {comparative}"
-    # The search compares means over all draws, which grow if a step time is uncertain.
-    mean_more = price_ratio * float(own.draws_s.mean() / best.draws_s.mean()) - 1
-    if mean_more > WORTH_SPENDING:
-        return f"{verb} {mean_more:.1%} {comparative} on average, because its step time is less certain"
-    return "saves too little" if more < 0 else "saves nothing"
+    # Compare with the mean figures first. The search compares means over all draws, which are larger if a step time is
+    # uncertain.
+    extra = price_ratio * own.step_s / best.step_s - 1
+    if extra > WORTH_SPENDING:
+        return f"{verb} {extra:.0%} {comparative}"
+    mean_extra = price_ratio * float(own.draws_s.mean() / best.draws_s.mean()) - 1
+    if mean_extra > WORTH_SPENDING:
+        return f"{verb} {mean_extra:.1%} {comparative} on average, because its step time is less certain"
+    return "saves too little" if extra < 0 else "saves nothing"
 
 
 def notes_of(profile: Profile, found: Search, vcpu_speeds: Mapping[str, float]) -> tuple[str, ...]:
@@ -172,16 +172,18 @@ def notes_of(profile: Profile, found: Search, vcpu_speeds: Mapping[str, float]) 
         if group.machine.is_spot:
             notes.append(f"{name} is a spot instance. The job goes on without a host that is taken back, but slower.")
     best = _cheapest_with_data(found)
-    # The answer "do not add data hosts" may be wrong too, so state its chance as well.
-    if chosen.candidate.data or best is None:
-        chance, doubt = found.chance_to_pay, "this pays: the chance"
-    else:
+    claim, event, chance = "this pays", "", found.chance_to_pay
+    # The answer "do not add data hosts" may be wrong too, so state the chance that data hosts pay.
+    if not chosen.candidate.data and best is not None:
+        claim, event = "data hosts do not pay", f" that {hosts_text(best.candidate)} cost less per step"
         chance = chance_to_pay(best, found.baseline)
-        doubt = f"data hosts do not pay: the chance that {hosts_text(best.candidate)} cost less per step"
     # Outside of the interval, the answer counts as certain.
     least, most = INTERVAL
     if chance is not None and least < chance < most:
-        notes.append(f"It is not certain that {doubt} is {chance:.0%}. A profile on the data hosts' type decides it.")
+        notes.append(
+            f"It is not certain that {claim}: the chance{event} is {chance:.0%}. A profile on the data hosts' type "
+            "decides it."
+        )
     form = chosen.candidate.form
     if form == UINT8:
         notes.append("To send uint8, return the images as uint8 from the data set and normalise on the accelerator.")
@@ -263,20 +265,23 @@ def _change(chosen: Alternative, base: Alternative) -> str:
     return text
 
 
-def _cost_text(best: Alternative, base: Alternative, *, has_names: bool = True) -> str:
-    """Return what 1,000 steps would cost compared with the baseline, as the end of a sentence. Empty without prices.
+def _cost_text(found: Search, best: Alternative, with_hosts: str = "", *, conjunction: str = "and") -> str:
+    """Return what 1,000 steps would cost compared with the baseline, as the end of a sentence.
+
+    Empty if prices are missing, or if the goal is not the cost.
 
     Args:
+        found: The search.
         best: The alternative with data hosts that costs the least.
-        base: The baseline.
-        has_names: Whether to name the data hosts.
+        with_hosts: Words that name its data hosts. Empty if the sentence has named them before.
+        conjunction: Word that joins the text to the sentence.
     """
-    best_usd, base_usd = best.usd_per_1k_steps, base.usd_per_1k_steps
-    if best_usd is None or base_usd is None:
+    best_usd, base_usd = best.usd_per_1k_steps, found.baseline.usd_per_1k_steps
+    if best_usd is None or base_usd is None or found.constraints.goal != "cost":
         return ""
     more = best_usd / base_usd - 1
     change = f"{more:.0%} more" if more >= 0 else f"only {-more:.1%} less"
-    return f", and 1,000 steps would cost {change}" + (f" with {hosts_text(best.candidate)}" if has_names else "")
+    return f", {conjunction} 1,000 steps would cost {change}{with_hosts}"
 
 
 def _limit_text(alternative: Alternative) -> str:

@@ -107,19 +107,20 @@ def search(
         profile, vcpu_speeds=vcpu_speeds or {}, endpoints_per_host=endpoints_per_host, measured=measured
     )
 
-    def make_model(*, num_draws: int = NUM_DRAWS, is_limited: bool = True) -> StepModel:
+    def make_model(*, num_draws: int = NUM_DRAWS, has_removable_limits: bool = True) -> StepModel:
+        """Return a model of the job's steps. Without draws, it has no intervals, but is fast."""
         return StepModel(
             profile,
             vcpu_speeds=vcpu_speeds,
             endpoints_per_host=endpoints_per_host,
-            is_limited=is_limited,
+            has_removable_limits=has_removable_limits,
             num_draws=num_draws,
             timelines=timelines,
         )
 
-    def rank_candidates(*, is_limited: bool = True) -> Ranking:
+    def rank_candidates(*, has_removable_limits: bool = True) -> Ranking:
         """Return the clusters that may be the best, ranked by predictions without intervals, which are fast."""
-        model = make_model(num_draws=0, is_limited=is_limited)
+        model = make_model(num_draws=0, has_removable_limits=has_removable_limits)
         ranking = Ranking(model, constraints)
         # The order matters. The first candidate of all is the baseline. Candidates with data hosts are made from the
         # best one without them, and later candidates from the best ones so far.
@@ -134,9 +135,9 @@ def search(
     chosen = Finals(ranking, model, menu).choose()
     prevented_by = ""
     if menu and not chosen.data:
-        # Rank once more without limits. If data hosts win then, a limit prevents them, which a smaller batch may lift.
-        # Otherwise they cost too much in any case.
-        unlimited = simplest(rank_candidates(is_limited=False).allowed()).candidate
+        # Rank once more without the limits that could be removed, such as a slow network. If data hosts win then,
+        # one of these limits prevents them. Otherwise they cost too much in any case.
+        unlimited = simplest(rank_candidates(has_removable_limits=False).allowed()).candidate
         prevented_by = model.limit_of(unlimited) if unlimited.data else ""
     # Only the candidates that are shown get intervals, because intervals cost time. The chosen candidate is added,
     # because the finals may have chosen a neighbour that is not among the best of its kind.
@@ -181,6 +182,7 @@ def _endpoints_per_host(candidate: Candidate, model: StepModel) -> int | None:
     """Return the endpoints per data host, or None if each data host has one per vCPU, the launcher's default."""
     machines = [group.machine for group in candidate.data]
     numbers = [model.endpoints_on(machine, candidate.endpoints_per_host)[0] for machine in machines]
+    # A job states one number for all data hosts. The smallest one fits into the memory of each type.
     return None if numbers == [machine.vcpus for machine in machines] else min(numbers)
 
 

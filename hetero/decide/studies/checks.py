@@ -294,15 +294,15 @@ def _scales_out_before_up(plan: StudyPlan, catalogue: Catalogue) -> _Found:
             ]
             if larger:
                 # The smallest type that suffices, and of equally large ones the cheapest.
-                one = min(larger, key=lambda other: (other.num_accelerators or 0, other.hourly_usd or math.inf))
+                best = min(larger, key=lambda other: (other.num_accelerators or 0, other.hourly_usd or math.inf))
                 yield (
                     WARNING,
                     (
-                        f"{count} x {instance_type} have {counted(needed, 'accelerator')}, and one {one.instance_type} "
-                        f"has {one.num_accelerators}. Gradients then stay within one machine, and errors are easier to "
-                        "find"
+                        f"{count} x {instance_type} have {counted(needed, 'accelerator')}, and one "
+                        f"{best.instance_type} has {best.num_accelerators}. Gradients then stay within one machine, "
+                        "and errors are easier to find"
                     ),
-                    f"add a level with {one.instance_type}:1, or use it instead",
+                    f"add a level with {best.instance_type}:1, or use it instead",
                 )
 
 
@@ -367,12 +367,13 @@ def _step_exceeds_epoch(plan: StudyPlan, catalogue: Catalogue) -> _Found:
 def _types_are_unknown(plan: StudyPlan, catalogue: Catalogue) -> _Found:
     """Yield ST-10 if runs state no groups, because other checks need their instance types."""
     if any(not cell.settings.groups for cell in plan.cells):
-        function = " The estimators of SageMaker are made later." if plan.study.executor.kind == "sagemaker" else ""
+        is_sagemaker = plan.study.executor.kind == "sagemaker"
+        about_estimators = " The estimators of SageMaker are made later." if is_sagemaker else ""
         yield (
             WARNING,
             (
                 "ST-02, ST-03, ST-06 and the cost in ST-11 were not checked for runs without groups, because their "
-                f"instance types are unknown.{function}"
+                f"instance types are unknown.{about_estimators}"
             ).removesuffix("."),
             'state the groups of the jobs, for example groups: ["trainer=ml.g5.xlarge:2"]',
         )
@@ -388,7 +389,7 @@ def _budget_is_too_small(plan: StudyPlan, catalogue: Catalogue) -> _Found:
         # A missing price counts as 0 here, because a budget in USD is then rejected later.
         total_usd += (catalogue.hourly_usd(hosts) or 0.0) * hours
     # Runs without an expected duration may add to the sums.
-    least = "at least " if len(known) < len(plan.runs) else ""
+    at_least = "at least " if len(known) < len(plan.runs) else ""
     for key, limit, total, unit in (
         ("hours", plan.study.budget.hours, total_h, "hours"),
         ("usd", plan.study.budget.usd, total_usd, "USD"),
@@ -398,8 +399,8 @@ def _budget_is_too_small(plan: StudyPlan, catalogue: Catalogue) -> _Found:
             yield (
                 ERROR,
                 (
-                    f"by expected_minutes, all {counted(len(plan.runs), 'run')} take {least}{total:,.2f} {unit}, and "
-                    f"the budget is {limit:g}. The last runs would not start"
+                    f"by expected_minutes, all {counted(len(plan.runs), 'run')} take {at_least}{total:,.2f} {unit}, "
+                    f"and the budget is {limit:g}. The last runs would not start"
                 ),
                 (
                     f"set budget.{key} to at least {math.ceil(total)}, or plan fewer runs. With --ignore ST-11, the "

@@ -87,6 +87,7 @@ class _Session:
             try:
                 while pending or self.running:
                     refusal = self._start_some(pool, pending)
+                    # If a run is being executed, it may take less than expected, and the next run may start then.
                     if not self.running:
                         self.stop_reason = self.stop_reason or refusal
                         return
@@ -120,11 +121,11 @@ class _Session:
         return ""
 
     def _await_some(self, pending: list[PlannedRun]) -> None:
-        """Wait until a run ends, the budget is passed, or the ledger must see the runs again."""
+        """Wait until a run ends or the next look is due. Record ended runs, and stop all if the budget is passed."""
         # The ledger notes every few seconds that a run is alive. If the study is killed, the run counts with its cost
         # until the last note.
         for running in self.running.values():
-            self.ledger.see(running.run)
+            self.ledger.record_alive(running.run)
         done, _ = wait(self.running, timeout=_LOOK_INTERVAL_S, return_when=FIRST_COMPLETED)
         for future in done:
             error = future.exception()
@@ -251,21 +252,24 @@ class _Session:
         """
         if self.on_progress is None:
             return
-        ended = self.ledger.results
+        # The ledger may also have runs that this start leaves out, for example those with other levels.
+        own_ids = {each.run_id for each in self.runs}
+        ended = {run_id: found for run_id, (_, found) in self.ledger.results.items() if run_id in own_ids}
         left = self.left()
-        num_done = sum(each.run_id in ended for each in self.runs)
         expected = [(each, self.estimates.expected_s(each)) for each in left]
         known = [(each, seconds) for each, seconds in expected if seconds is not None]
+        # Nothing is known if runs are left and none of them has an expected duration. If no run is left, 0 s are left.
+        is_known = bool(known) or not left
         is_priced = None not in self.prices.values()
         self.on_progress(
             Progress(
                 run=run,
                 result=result,
-                num_done=num_done,
-                num_total=num_done + len(left),
-                num_failed=sum(found.state == FAILED for name, (_, found) in ended.items() if name in self.prices),
-                left_s=sum(seconds for _, seconds in known) if known or not left else None,
-                left_usd=sum(self._usd(*each) for each in known) if is_priced and (known or not left) else None,
+                num_done=len(ended),
+                num_total=len(ended) + len(left),
+                num_failed=sum(found.state == FAILED for found in ended.values()),
+                left_s=sum(seconds for _, seconds in known) if is_known else None,
+                left_usd=sum(self._usd(*each) for each in known) if is_known and is_priced else None,
                 num_unknown=len(expected) - len(known),
             )
         )
@@ -417,18 +421,22 @@ class Estimates:
 
     def expected_s(self, run: PlannedRun) -> float | None:
         """Return the expected wall time of a run in seconds, or None if nothing is known."""
-        same = self._by_levels.get(_levels_key(run))
-        if same:
-            return sum(same) / len(same)
+        # Runs with the same levels do the same work, so their mean is the best estimate.
+        same_work_s = self._by_levels.get(_levels_key(run))
+        if same_work_s:
+            return sum(same_work_s) / len(same_work_s)
+        # Runs with other levels on the same cluster may do less work, so take the longest time, to be safe.
         stated_s = self._stated_s.get(run.run_id)
-        known = [*self._by_cluster.get(_cluster_key(run), ()), *(() if stated_s is None else (stated_s,))]
-        return max(known, default=None)
+        known_s = [*self._by_cluster.get(_cluster_key(run), ()), *(() if stated_s is None else (stated_s,))]
+        return max(known_s, default=None)
 
 
 def _levels_key(run: PlannedRun) -> str:
+    """Return a key that is equal for runs which differ only in their seeds."""
     levels = {name: level for name, level in run.levels.items() if name != "seed"}
     return json.dumps([levels, run.script], sort_keys=True, default=str)
 
 
 def _cluster_key(run: PlannedRun) -> str:
+    """Return a key that is equal for runs on the same hosts with the same launch options."""
     return json.dumps([run.groups, dict(run.options)], sort_keys=True, default=str)

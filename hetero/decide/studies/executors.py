@@ -97,6 +97,7 @@ class _ChildExecutor:
         return result_of(
             run,
             folder,
+            # A process that ended well has the status 0.
             status=next((status for status in statuses if status), 0),
             started_at=started_at,
             wall_s=wall_s,
@@ -136,6 +137,7 @@ class SimulateExecutor(_ChildExecutor):
         return [(group.instance_type, group.count) for group in groups]
 
     def _commands(self, run: PlannedRun, folder: Path) -> list[list[str]]:
+        """Return the one command that simulates all hosts of a run."""
         if not run.groups:
             raise ConfigError(
                 f"run {run.run_id}: groups are missing\n"
@@ -202,6 +204,7 @@ class LaunchExecutor(_ChildExecutor):
         return (self._folder / str(stated) if stated else self._cluster_file).resolve()
 
     def _commands(self, run: PlannedRun, folder: Path) -> list[list[str]]:
+        """Return a command per host of a run. It starts the launcher here, or on another host by ``start``."""
         cluster = self._cluster(run)
         path = self._path(run)
         hosts = [host.name for host in cluster.hosts]
@@ -277,9 +280,9 @@ class _Logged:
 
     def __init__(self, patterns: Sequence[MetricPattern]) -> None:
         self._patterns = patterns
-        self.found: list[LoggedMetric] = []
+        self.by_patterns: list[LoggedMetric] = []
         """Values that the study's expressions found."""
-        self.lines: list[LoggedMetric] = []
+        self.by_log_metric: list[LoggedMetric] = []
         """Values of lines that `hetero.log_metric` wrote, in case that no report has them."""
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
 
@@ -296,10 +299,10 @@ class _Logged:
         for pattern in self._patterns:
             found = pattern.read(line.text)
             if found is not None:
-                _add(self.found, metric(pattern.name, found))
+                _add(self.by_patterns, metric(pattern.name, found))
         logged = read_metric_line(line.text)
         if logged is not None:
-            _add(self.lines, metric(*logged))
+            _add(self.by_log_metric, metric(*logged))
 
 
 def _add(values: list[LoggedMetric], value: LoggedMetric) -> None:
@@ -334,7 +337,7 @@ def result_of(
     """
     report = report_in(folder)
     billed_s = wall_s if report is None else report.run.wall_s
-    metrics = [*(logged.lines if report is None else report.run.metrics), *logged.found]
+    metrics = [*(logged.by_log_metric if report is None else report.run.metrics), *logged.by_patterns]
     # As in a shell, a process that a signal ended has 128 + the number of the signal.
     exit_code = status if status >= 0 else 128 - status
     return RunResult(
@@ -392,7 +395,7 @@ def _flags(run: PlannedRun, *, without: Sequence[str] = ()) -> list[str]:
     # Leave out the output folder, because the study decides where the output of a run is.
     options = {name: value for name, value in run.options.items() if name not in ("output_dir", *without)}
     # These paths are relative to the study, as all paths of its file.
-    paths = {name: str(Path(run.base, str(options[name]))) for name in _PATHS if options.get(name)}
+    paths = {name: str(Path(run.study_folder, str(options[name]))) for name in _PATHS if options.get(name)}
     return stated_flags({**options, **paths})
 
 

@@ -73,11 +73,11 @@ class _Started:
 def digest_of(run: PlannedRun) -> str:
     """Return a digest of everything that a run is made of. Paths in the folder of the study are relative to it."""
     # Leave out the folder of the study, because it may move between two starts.
-    content = {each.name: getattr(run, each.name) for each in fields(run) if each.name != "base"}
-    if run.base:
+    content = {each.name: getattr(run, each.name) for each in fields(run) if each.name != "study_folder"}
+    if run.study_folder:
         # Use relative paths, because a study that was moved or copied could not continue with absolute paths.
-        content["script"] = _relative(run.script, run.base)
-        content["channels"] = {name: _relative(path, run.base) for name, path in run.channels.items()}
+        content["script"] = _relative(run.script, run.study_folder)
+        content["channels"] = {name: _relative(path, run.study_folder) for name, path in run.channels.items()}
     text = json.dumps(content, sort_keys=True, default=_plain)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -97,8 +97,8 @@ def digest_of_script(path: Path) -> str:
 def _relative(path: str, base: str) -> str:
     """Return a text for a path that stays the same if the folder of the study moves.
 
-    It is the path relative to the folder, or the last name of a path outside. The identity of the study has such paths
-    as the file states them, so a change is found there.
+    It is the path relative to the folder. For a path outside of the folder it is only the last name. If the study's
+    file names another such path, the study has another identity, and the ledger is rejected.
     """
     return str(Path(path).relative_to(base)) if Path(path).is_relative_to(base) else Path(path).name
 
@@ -148,7 +148,8 @@ class RecordedRuns:
         """Last result of each run, with the digest of the run, without reports."""
         self.spent_usd = 0.0
         self.spent_s = 0.0
-        self._open: dict[str, _Started] = {}
+        self._not_ended: dict[str, _Started] = {}
+        """Runs that began and have not ended."""
         self._complete_bytes = self._read(identity)
 
     def result(self, run: PlannedRun) -> RunResult | None:
@@ -211,7 +212,7 @@ class RecordedRuns:
                     started = decode(_Started, line)
                     # Call this only for its error, because `interrupted` computes with the time.
                     dt.datetime.fromisoformat(started.started_at)
-                    self._open[started.run_id] = started
+                    self._not_ended[started.run_id] = started
                 else:
                     raise ConfigError(f"found kind {kind!r}, expected started or ended")
             # This also catches ConfigError, which is a ValueError.
@@ -233,7 +234,7 @@ class RecordedRuns:
 
     def _add(self, ended: _Ended) -> None:
         """Add a run that has ended: what it cost, and its result."""
-        self._open.pop(ended.run_id, None)
+        self._not_ended.pop(ended.run_id, None)
         self.spent_s += ended.wall_s
         self.spent_usd += ended.usd or 0.0
         # Keep no result of a stopped run, because it runs again.
@@ -269,6 +270,7 @@ class Ledger(RecordedRuns):
             os.truncate(path, self._complete_bytes)
             if not self._complete_bytes:
                 self._append({"kind": "study", "version": _VERSION, "identity": identity})
+            # Keep the lock and the file until `__exit__`. Any error above has released both.
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Ledger:
@@ -280,11 +282,11 @@ class Ledger(RecordedRuns):
     def start(self, run: PlannedRun, hourly_usd: float | None) -> None:
         """Record that a run begins now."""
         started = _Started(run_id=run.run_id, digest=digest_of(run), started_at=_now(), hourly_usd=hourly_usd)
-        self._open[run.run_id] = started
+        self._not_ended[run.run_id] = started
         self._append({"kind": "started", **encode(started)})
 
-    def see(self, run: PlannedRun) -> None:
-        """Record that a run is being executed now."""
+    def record_alive(self, run: PlannedRun) -> None:
+        """Record that a run is being executed now, in case that the study is killed."""
         folder = self._path.parent / RUNS_FOLDER / run.run_id
         # Ignore errors, because a full disk must not end the run.
         with contextlib.suppress(OSError):
@@ -292,7 +294,7 @@ class Ledger(RecordedRuns):
 
     def end(self, run: PlannedRun, result: RunResult) -> None:
         """Record how a run ended."""
-        # Leave out the values that the script logged, because the report has them.
+        # Leave out the metrics that the report has, because a result is read together with its report.
         in_report = set() if result.report is None else set(result.report.run.metrics)
         metrics = thinned([value for value in result.metrics if value not in in_report], MAX_METRICS)
         ended = _Ended(**{**_values_of(result), "metrics": metrics}, digest=digest_of(run))
@@ -302,9 +304,9 @@ class Ledger(RecordedRuns):
     def interrupted(self, run: PlannedRun) -> RunResult | None:
         """Return a result for a run that an earlier start of the study began and did not end, or None.
 
-        The wall time of the result ends when the study last saw the run, see `see`.
+        The wall time of the result ends when the study last saw the run, see `record_alive`.
         """
-        started = self._open.get(run.run_id)
+        started = self._not_ended.get(run.run_id)
         if started is None:
             return None
         folder = self._path.parent / RUNS_FOLDER / run.run_id

@@ -19,7 +19,7 @@ def level_text(level: Level) -> str:
 
 
 def filled(text: str, values: Mapping[str, Level], path: str) -> str:
-    """Return the text with each ``{name}`` replaced.
+    """Return the text with each ``{name}`` replaced, and with ``{{`` and ``}}`` as single braces.
 
     Args:
         text: The text.
@@ -31,9 +31,10 @@ def filled(text: str, values: Mapping[str, Level], path: str) -> str:
     """
 
     def value_of(match: re.Match[str]) -> str:
-        name = match[1]
+        """Return the text that replaces a match: the value of a name, or the single brace of a double one."""
+        found, name = match[0], match[1]
         if name is None:
-            return match[0][0]
+            return "{" if found == "{{" else "}"
         if name not in values:
             raise ConfigError(f"{path}: {{{name}}} is unknown, expected one of {', '.join(sorted(values))}")
         return level_text(values[name])

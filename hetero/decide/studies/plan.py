@@ -117,13 +117,14 @@ def _run(study: Study, cell: Cell, *, number: int, replicate: int) -> PlannedRun
     if settings.groups and isinstance(values["ranks"], int) and study.executor.kind != "sagemaker":
         # State the ranks per host, because simulated hosts lack accelerators, and the launcher would start one rank per
         # host.
-        stated = options.setdefault("nproc_per_node", max(1, values["ranks"] // int(values["hosts"])))
-        started = stated * int(values["hosts"]) if isinstance(stated, int) else 0
+        ranks, hosts = values["ranks"], int(values["hosts"])
+        ranks_per_host = options.setdefault("nproc_per_node", max(1, ranks // hosts))
+        num_started = ranks_per_host * hosts if isinstance(ranks_per_host, int) else 0
         # The quantities of the run, such as its global batch, hold only for this number of ranks.
-        if started != values["ranks"]:
+        if num_started != ranks:
             raise ConfigError(
-                f"ranks: found {values['ranks']} for {', '.join(shown)}, but {stated} on each of "
-                f"{values['hosts']} hosts are {started}\n"
+                f"ranks: found {ranks} for {', '.join(shown)}, but {ranks_per_host} on each of "
+                f"{hosts} hosts are {num_started}\n"
                 "  to do: state ranks that all hosts share equally, or nproc_per_node in the options"
             )
     return PlannedRun(

@@ -53,8 +53,8 @@ class PlannedRun:
     """Launch options by name, see `hetero.config.LaunchOptions`, for example ``nproc_per_node``."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables to add to the environment of the job."""
-    base: str = ""
-    """Folder of the study. A run is the same after the folder has moved, see
+    study_folder: str = ""
+    """Relative paths start from this folder. A run is the same after the folder has moved, see
     `hetero.decide.studies.ledger.digest_of`."""
 
 

@@ -117,32 +117,34 @@ def prepare_study(path: Path, *, levels: Mapping[str, str] | None = None, replic
         # Paths in the file are relative to its folder.
         options["price_file"] = str(path.parent / str(options["price_file"]))
     catalogue = catalogue_of(options)
-    plan = plan_study(study, catalogue)
-    plan = replace(plan, runs=tuple(_started(run, study) for run in plan.runs))
-    _check_clusters(study, plan.cells)
-    # The budget is checked for the selected runs, and all else for the whole study.
-    selected = only(plan, levels) if levels else plan
-    findings = tuple(check_study(plan, catalogue, selected=selected))
-    return Preparation(plan=selected, whole=plan, catalogue=catalogue, findings=findings)
+    whole = plan_study(study, catalogue)
+    whole = replace(whole, runs=tuple(_with_folder(run, study) for run in whole.runs))
+    _check_clusters(study, whole.cells)
+    # Select the runs to execute. The budget is checked for these runs, and all else for the whole study.
+    selected = only(whole, levels) if levels else whole
+    findings = tuple(check_study(whole, catalogue, selected=selected))
+    return Preparation(plan=selected, whole=whole, catalogue=catalogue, findings=findings)
 
 
 def _missing(plan: StudyPlan) -> Iterator[str]:
     """Yield a sentence for each script and channel that the runs need and this host does not have."""
+    # The channels of SageMaker are URIs, which the estimator's function uses.
+    are_folders = plan.study.executor.kind != "sagemaker"
     for run in plan.runs:
         try:
             find_script(run.script, is_module=bool(run.options.get("module")))
         except ConfigError as error:
             yield str(error)
-        # The channels of SageMaker are URIs, which the estimator's function uses.
-        for name, path in run.channels.items() if plan.study.executor.kind != "sagemaker" else ():
-            if not Path(path).is_dir():
+        for name, path in run.channels.items():
+            if are_folders and not Path(path).is_dir():
                 yield f"channels.{name}: {path} does not exist, expected a folder"
 
 
-def _started(run: PlannedRun, study: Study) -> PlannedRun:
-    """Return a run with the study's folder, and with the name of its module if it runs one."""
+def _with_folder(run: PlannedRun, study: Study) -> PlannedRun:
+    """Return a run with the folder of its study."""
+    # A module is found by its name as the file states it, and not by a path in the study's folder.
     script = study.script if run.options.get("module") else run.script
-    return replace(run, script=script, base=str(study.path.parent.resolve()))
+    return replace(run, script=script, study_folder=str(study.path.parent.resolve()))
 
 
 def _with_clusters(study: Study) -> Study:
@@ -154,6 +156,7 @@ def _with_clusters(study: Study) -> Study:
         return study
 
     def with_groups(settings: Settings, path: object) -> Settings:
+        """Return settings with the groups of a cluster file, if there is one and the settings state no groups."""
         if settings.groups or not isinstance(path, str):
             return settings
         roles = settings.options.get("roles", study.settings.options.get("roles"))
@@ -169,8 +172,8 @@ def _with_clusters(study: Study) -> Study:
         )
         for factor in study.factors
     ]
-    own = with_groups(study.settings, _cluster_file(study, study.settings))
-    return replace(study, settings=own, factors=tuple(factors))
+    study_settings = with_groups(study.settings, _cluster_file(study, study.settings))
+    return replace(study, settings=study_settings, factors=tuple(factors))
 
 
 def _check_clusters(study: Study, cells: Sequence[Cell]) -> None:

@@ -81,10 +81,10 @@ RESERVED = frozenset(
 _MAX_LEVELS = 1000
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _EXECUTORS = ("simulate", "launch", "sagemaker")
-_OF_SETTINGS = ("groups", "channels", "environment", "options", "values", "expected_minutes", "ranks")
-_OF_STUDY = (
+_SETTINGS_KEYS = ("groups", "channels", "environment", "options", "values", "expected_minutes", "ranks")
+_STUDY_KEYS = (
     *("name", "script", "args", "factors", "design", "order", "constraints", "replicates", "seed", "metrics"),
-    *("budget", "executor", *(name for name in _OF_SETTINGS if name != "ranks")),
+    *("budget", "executor", *(name for name in _SETTINGS_KEYS if name != "ranks")),
 )
 
 
@@ -264,7 +264,7 @@ def parse_study(document: object, path: Path) -> Study:
         ConfigError: If a value is unknown, malformed or out of range. The message names the key.
     """
     found = mapping(document, "the study")
-    check_keys(found, _OF_STUDY, "")
+    check_keys(found, _STUDY_KEYS, "")
     for name in ("name", "script", "factors"):
         if name not in found:
             raise ConfigError(f"{name}: missing, expected {'factors with levels' if name == 'factors' else 'a text'}")
@@ -283,7 +283,7 @@ def parse_study(document: object, path: Path) -> Study:
         constraints=decode(Constraints, plain_of(found.get("constraints", {})), path="constraints"),
         replicates=whole_of(found.get("replicates", 1), "replicates", 1, MAX_RUNS),
         seed=whole_of(found.get("seed", 1), "seed", 0, 2**32 - 1),
-        settings=_settings({key: found[key] for key in _OF_SETTINGS if key in found}, ""),
+        settings=_settings({key: found[key] for key in _SETTINGS_KEYS if key in found}, ""),
         metrics=tuple(decode(Metric, plain_of(each), path=f"metrics[{at}]") for at, each in enumerate(metrics)),
         budget=decode(Budget, plain_of(found.get("budget", {})), path="budget"),
         executor=_executor(found.get("executor", "simulate")),
@@ -375,7 +375,7 @@ def _settings(found: Mapping[str, Any], path: str) -> Settings:
         found: The settings as the file states them.
         path: Key of the level with a dot at its end, for messages. Empty for the study.
     """
-    check_keys(found, _OF_SETTINGS, path)
+    check_keys(found, _SETTINGS_KEYS, path)
     groups = tuple(
         _group(each, f"{path}groups[{at}]")
         for at, each in enumerate(sequence(found.get("groups", []), f"{path}groups"))
@@ -446,10 +446,10 @@ def _options(found: Mapping[str, Any], path: str) -> Mapping[str, object]:
             # Reject an unknown name.
             stated_flags({name: value})
             # Check the value with the code that reads the option in a job. nproc_per_node: 0 was a ZeroDivisionError of
-            # the study before. An option of one data service is checked with this service, which another level may
-            # state.
-            service = known[name].metadata["data_service"] or known["data_service"].default
-            resolved = getattr(_resolved({"data_service": service, name: options[name]}), name)
+            # the study before. Some options are allowed only with one data service. These options may not contain the
+            # service, because another level states it. So add the service that the option needs.
+            needed_service = known[name].metadata["data_service"] or known["data_service"].default
+            resolved = getattr(_resolved({"data_service": needed_service, name: options[name]}), name)
             # Keep the value of a text, such as the number in "2". A path stays a text, because it is relative to the
             # study.
             if isinstance(value, str) and not isinstance(resolved, Path):

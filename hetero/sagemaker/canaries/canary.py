@@ -307,7 +307,7 @@ class _Study:
             command=self._command,
             how=f"Each job gets a fraction of the objects of {', '.join(each.name for each in self._reduced)}, through "
             "a manifest. Fractions are shares of the bytes.",
-            candidates=tuple(each.shown for each in forecasts),
+            candidates=tuple(each.candidate for each in forecasts),
             decision=decide(forecasts),
         )
 

@@ -100,7 +100,7 @@ def test_no_price_gives_both_costs_of_the_large_machine_in_the_source() -> None:
 def test_candidate_whose_canary_ran_out_of_memory_is_left_out() -> None:
     points = job(lambda f: 200 * f, more=lambda f: {"failure": "exit code 1: MemoryError" if f > 0.01 else ""})
     small = forecast(Candidate(name="small", groups=("t=small:1",), points=points, hourly_usd=1.0))
-    assert small.shown.out_of_memory == 1.0
+    assert small.candidate.out_of_memory == 1.0
     found = decide([small, made("large", 200, 6.0), made("larger", 200, 9.0)])
     assert found is not None
     assert found.cheapest == "large"

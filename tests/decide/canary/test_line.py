@@ -28,7 +28,7 @@ def test_interval_contains_the_whole_about_nine_times_of_ten(fixed: float, noise
         y = observed(random, fixed, 100.0, power, noise)
         whole = (fixed + 100.0) * (1 + noise * random.normal())
         line = fit_line(X, y, random, noise=NOISE, curvature=0.015)
-        _, low, high = interval(line.single)
+        _, low, high = interval(line.run_draws)
         hits += low <= whole <= high
     assert 0.8 <= hits / 120 <= 0.99
 
@@ -36,8 +36,8 @@ def test_interval_contains_the_whole_about_nine_times_of_ten(fixed: float, noise
 def test_parts_of_exact_data_are_found() -> None:
     y = [2.0 + 300.0 * x for x in X]
     line = fit_line(X, y, np.random.default_rng(0), noise=NOISE, curvature=0.0)
-    assert np.median(line.expected) == pytest.approx(302.0, rel=0.02)
-    assert np.median(line.fixed) == pytest.approx(2.0, rel=0.1)
+    assert np.median(line.mean_draws) == pytest.approx(302.0, rel=0.02)
+    assert np.median(line.fixed_draws) == pytest.approx(2.0, rel=0.1)
     assert line.growth > 10
 
 
@@ -64,7 +64,7 @@ def test_line_through_the_origin_is_more_certain_than_one_with_a_fixed_part() ->
     widths = {}
     for form in (Form.BOTH, Form.THROUGH_ORIGIN):
         line = fit_line(X, y, np.random.default_rng(0), noise=NOISE, curvature=0.0, form=form)
-        middle, low, high = interval(line.expected)
+        middle, low, high = interval(line.mean_draws)
         widths[form] = (high - low) / middle
     assert widths[Form.THROUGH_ORIGIN] < 0.7 * widths[Form.BOTH]
 
@@ -74,21 +74,21 @@ def test_constant_figure_stays_constant() -> None:
     y = [7e8 * (1 + 0.001 * random.normal()) for _ in X]
     noise = Noise(relative=0.01, absolute=1e6)
     line = fit_line(X, y, random, noise=noise, curvature=0.015, form=Form.MAYBE_CONSTANT)
-    assert np.median(line.single) == pytest.approx(7e8, rel=0.02)
+    assert np.median(line.run_draws) == pytest.approx(7e8, rel=0.02)
 
 
 def test_one_run_that_was_disturbed_hardly_changes_the_line() -> None:
     y = observed(np.random.default_rng(8), 0.5, 100.0, 1.0, 0.01)
     disturbed = [*y[:-1], 1.6 * y[-1]]
     lines = [fit_line(X, each, np.random.default_rng(0), noise=NOISE, curvature=0.015) for each in (y, disturbed)]
-    assert np.median(lines[1].single) == pytest.approx(np.median(lines[0].single), rel=0.15)
+    assert np.median(lines[1].run_draws) == pytest.approx(np.median(lines[0].run_draws), rel=0.15)
 
 
 def test_no_part_is_negative() -> None:
     y = [3.0 - 20 * x for x in X]
     line = fit_line(X, y, np.random.default_rng(0), noise=NOISE, curvature=0.015)
-    assert line.fixed.min() >= 0
-    assert (line.expected - line.fixed).min() >= 0
+    assert line.fixed_draws.min() >= 0
+    assert (line.mean_draws - line.fixed_draws).min() >= 0
     assert line.growth < 0
 
 
@@ -108,7 +108,7 @@ def test_constant_draws_have_the_mean_and_the_spread_of_the_values() -> None:
 def test_draws_of_the_same_runs_are_the_same() -> None:
     y = observed(np.random.default_rng(6), 1.0, 100.0, 1.0, 0.02)
     lines = [fit_line(X, y, np.random.default_rng(0), noise=NOISE, curvature=0.015) for _ in range(2)]
-    assert (lines[0].single == lines[1].single).all()
+    assert (lines[0].run_draws == lines[1].run_draws).all()
 
 
 @pytest.mark.parametrize("last", [3.05, 3.3, 3.6])
@@ -116,7 +116,7 @@ def test_line_whose_fixed_part_would_be_negative_goes_through_the_origin(last: f
     x, y = [0.01, 0.02, 0.03] * 3, [1.0, 2.0, last] * 3
     y = [value * (1 + 0.01 * (i % 3 - 1)) for i, value in enumerate(y)]
     line = fit_line(x, y, np.random.default_rng(0), noise=Noise(relative=0.02, absolute=0.001), curvature=0.0)
-    _, low, high = interval(line.expected)
+    _, low, high = interval(line.mean_draws)
     slopes = [value / fraction for fraction, value in zip(x, y, strict=True)]
     assert min(slopes) < low < high < max(slopes)  # and not above all runs
     assert high > 1.001 * low
@@ -133,7 +133,7 @@ def test_interval_is_hardly_narrower_than_the_classical_one_if_the_noise_exceeds
         _, (rest,), _, _ = np.linalg.lstsq(columns, y, rcond=None)
         classical = 1.895 * np.sqrt(rest / 7 * (1 + leverage))  # Student's t with 7 degrees of freedom, 90 %
         line = fit_line(list(x), list(y), np.random.default_rng(0), noise=_MEMORY, curvature=0.0)
-        _, low, high = interval(line.single)
+        _, low, high = interval(line.run_draws)
         ratios.append((high - low) / 2 / classical)
     assert np.mean(ratios) > 0.9
     assert min(ratios) > 0.8

@@ -13,7 +13,7 @@ from tests.support.canary import job, work
 
 
 def shown(points: tuple[CanaryPoint, ...]) -> Candidate:
-    return forecast(Candidate(name="x", groups=("trainer=x:1",), points=points)).shown
+    return forecast(Candidate(name="x", groups=("trainer=x:1",), points=points)).candidate
 
 
 def longest_s(found: Candidate) -> float | None:

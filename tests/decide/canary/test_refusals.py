@@ -24,7 +24,7 @@ def line(fraction: float) -> float:
 
 
 def shown(points: tuple[CanaryPoint, ...], **more: Any) -> Candidate:
-    return forecast(Candidate(name="x", groups=("trainer=x:1",), points=points, **more)).shown
+    return forecast(Candidate(name="x", groups=("trainer=x:1",), points=points, **more)).candidate
 
 
 def rules(points: tuple[CanaryPoint, ...]) -> set[str]:
@@ -189,7 +189,7 @@ def test_kill_is_a_lack_of_memory_only_near_the_limit(
     )
     limit = None if limit_gib is None else limit_gib * 2**30
     made = Candidate(name="x", groups=("trainer=x:1",), points=points, memory_limit_bytes=limit)
-    found = forecast(made, ForecastOptions(accept=("failed",))).shown
+    found = forecast(made, ForecastOptions(accept=("failed",))).candidate
     if is_too_large:
         assert found.out_of_memory == 1.0
     else:

@@ -37,7 +37,7 @@ def report() -> CanaryReport:
         schema_version=SCHEMA_VERSION,
         command="train.py --lr 1",
         how="Each run gets a fraction of the files.",
-        candidates=tuple(each.shown for each in forecasts),
+        candidates=tuple(each.candidate for each in forecasts),
         decision=decide(forecasts),
     )
 
@@ -73,9 +73,9 @@ def test_plots_show_points_and_refusals(report: CanaryReport) -> None:
 
 def test_single_amount_of_data_is_one_number() -> None:
     points = job(lambda f: 100 * f)[:1]
-    shown = forecast(Candidate(name="small", groups=("t=small:1",), points=points)).shown
+    shown = forecast(Candidate(name="small", groups=("t=small:1",), points=points)).candidate
     assert headline_of(shown).startswith("1 canary run on 1 % of the data took")
-    nothing = forecast(Candidate(name="small", groups=("t=small:1",), points=())).shown
+    nothing = forecast(Candidate(name="small", groups=("t=small:1",), points=())).candidate
     assert headline_of(nothing).startswith("0 canary runs on 0 % of the data took 0 s")
 
 

@@ -121,7 +121,7 @@ def test_two_types_that_wait_have_one_number_of_endpoints() -> None:
     small = replace(DATA, instance_type="ml.c5.xlarge", vcpus=4)
     two = replace(with_hosts(1), data=(DataGroup(machine=DATA, count=1), DataGroup(machine=small, count=1)))
     waiting = StepModel(make_profile(headspace_s=0.1, cpu_s=0.1, wait_s=0.1), vcpu_speeds={}, num_draws=0)
-    assert waiting.settled(two).endpoints_per_host == 8  # two per vCPU of the smaller type
-    assert waiting.settled(with_hosts(1)).endpoints_per_host is None
+    assert waiting.with_common_endpoints(two).endpoints_per_host == 8  # two per vCPU of the smaller type
+    assert waiting.with_common_endpoints(with_hosts(1)).endpoints_per_host is None
     busy = StepModel(make_profile(headspace_s=0.1, cpu_s=0.1), vcpu_speeds={}, num_draws=0)
-    assert busy.settled(two).endpoints_per_host is None
+    assert busy.with_common_endpoints(two).endpoints_per_host is None

@@ -202,7 +202,9 @@ def test_paths_in_options_are_relative_to_the_study(tmp_path: Path) -> None:
     script.write_text("")
     options = {"price_file": "prices.json", "tls_dir": "/etc/tls"}
     groups = ("trainer=ml.p3.2xlarge:1",)
-    planned = PlannedRun(run_id="r", levels={}, script=str(script), groups=groups, options=options, base="/studies/a")
+    planned = PlannedRun(
+        run_id="r", levels={}, script=str(script), groups=groups, options=options, study_folder="/studies/a"
+    )
     (command,) = SimulateExecutor(catalogue=PRICED)._commands(planned, tmp_path / "run")
     assert {"--price-file=/studies/a/prices.json", "--tls-dir=/etc/tls"} <= {
         *command,

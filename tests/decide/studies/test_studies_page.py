@@ -15,7 +15,7 @@ from hetero.config.flags import flag_of
 from hetero.decide.studies.checks import CHECKS, check_study
 from hetero.decide.studies.output.table import rows
 from hetero.decide.studies.plan import catalogue_of, plan_study
-from hetero.decide.studies.study_file import _OF_SETTINGS, _OF_STUDY, MAX_RUNS, RESERVED, Metric, parse_study
+from hetero.decide.studies.study_file import _SETTINGS_KEYS, _STUDY_KEYS, MAX_RUNS, RESERVED, Metric, parse_study
 from hetero.metrics.logged import MAX_NAMES, MAX_VALUES
 from tests.support.studies import SOURCE
 
@@ -39,7 +39,7 @@ def test_part_of_a_file_is_understood(block: dict[str, Any]) -> None:
 
 def test_every_key_and_every_check_is_explained() -> None:
     keys = set(re.findall(r"`(\w+)`", PAGE))
-    assert set(_OF_STUDY) | set(_OF_SETTINGS) <= keys
+    assert set(_STUDY_KEYS) | set(_SETTINGS_KEYS) <= keys
     assert re.findall(r"^\| (ST-\d\d) \|", PAGE, re.MULTILINE) == list(CHECKS)
 
 

@@ -40,9 +40,10 @@ def headline_of(candidate: Candidate) -> str:
     ends = percent(min(fractions, default=0.0)), percent(max(fractions, default=0.0))
     # Runs of a single fraction show this fraction once.
     span = f"{' to '.join(dict.fromkeys(ends))} of the data"
+    # Share of the runs' time that other work of the machine may have taken.
     excess = mean_excess(candidate.points)
-    disturbed = f"{excess_text(excess)}. " if excess > SMALL_EXCESS else ""
-    begin = f"{disturbed}{num_runs} on {span} took {candidate.canary_s:.0f} s"
+    about_excess = f"{excess_text(excess)}. " if excess > SMALL_EXCESS else ""
+    begin = f"{about_excess}{num_runs} on {span} took {candidate.canary_s:.0f} s"
     time = candidate.figure("time")
     if candidate.canary_share is not None:
         begin += f", {candidate.canary_share:.1%} of the whole job's time"
@@ -61,21 +62,22 @@ def headline_of(candidate: Candidate) -> str:
 
 def summary_rows(report: CanaryReport) -> list[tuple[str, ...]]:
     """Return a row for each candidate. A figure is ``refused`` if it was refused, and ``-`` if it is not known."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for candidate in report.candidates:
-        cells = [candidate.name]
-        for name in ("time", "cost"):
-            figure = candidate.figure(name)
-            if figure is None or candidate.refused(name):
-                cells += ["-" if figure is None and not candidate.refused(name) else "refused", "-"]
-            else:
-                cells += [value_text(figure), interval_text(figure)]
-        peak = candidate.figure("memory peak")
-        is_refused = bool(candidate.refused("memory peak"))
-        cells.append("-" if peak is None else "refused" if is_refused else value_text(peak))
-        cells.append("-" if candidate.out_of_memory is None else f"{candidate.out_of_memory:.1%}")
-        rows.append(tuple(cells))
+        (time, time_interval), (cost, cost_interval), (peak, _) = (
+            _value_and_interval(candidate, name) for name in ("time", "cost", "memory peak")
+        )
+        risk = "-" if candidate.out_of_memory is None else f"{candidate.out_of_memory:.1%}"
+        rows.append((candidate.name, time, time_interval, cost, cost_interval, peak, risk))
     return rows
+
+
+def _value_and_interval(candidate: Candidate, name: str) -> tuple[str, str]:
+    """Return the texts of a figure and of its interval."""
+    if candidate.refused(name):
+        return "refused", "-"
+    figure = candidate.figure(name)
+    return ("-", "-") if figure is None else (value_text(figure), interval_text(figure))
 
 
 def figure_rows(candidate: Candidate) -> list[tuple[str, ...]]:
@@ -105,6 +107,7 @@ def interval_text(figure: ForecastFigure) -> str:
 
 
 def _number_text(value: float, unit: str) -> str:
+    """Return a number with its unit, and with decimals only if it is small."""
     if unit == "bytes":
         return bytes_text(value)
     if unit == "s":

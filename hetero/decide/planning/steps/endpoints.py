@@ -28,7 +28,12 @@ def processes_per_cpu(cpu_s: float, wait_s: float) -> float:
 
 
 def endpoints_on(
-    machine: Machine, figures: UncertainFigures, profile: Profile, *, wanted: int | None, has_memory: bool = False
+    machine: Machine,
+    figures: UncertainFigures,
+    profile: Profile,
+    *,
+    wanted: int | None,
+    has_enough_memory: bool = False,
 ) -> tuple[int, bool]:
     """Return the number of endpoints of a data host, and whether its memory limits this number.
 
@@ -37,14 +42,15 @@ def endpoints_on(
         figures: What a sample costs on it.
         profile: Has the memory that an endpoint needs.
         wanted: The number that the user wants. None means one per vCPU, or more if they wait for storage.
-        has_memory: Whether to assume that the memory suffices for any number.
+        has_enough_memory: Whether to assume that the memory suffices for any number.
     """
     cpu_s, wait_s = figures.costs_on(machine, machine.vcpus)
     number = wanted or math.floor(machine.vcpus * processes_per_cpu(float(cpu_s[0]), float(wait_s[0])))
     supply = profile.supply[0]
-    private = supply.endpoint_private_bytes.value if supply.endpoint_private_bytes else 0.0
-    shared = supply.endpoint_shared_bytes.value if supply.endpoint_shared_bytes else 0.0
-    if machine.memory_bytes is None or private <= 0 or has_memory:
+    # Memory of each endpoint alone, and memory that all endpoints of a host share.
+    private_bytes = supply.endpoint_private_bytes.value if supply.endpoint_private_bytes else 0.0
+    shared_bytes = supply.endpoint_shared_bytes.value if supply.endpoint_shared_bytes else 0.0
+    if machine.memory_bytes is None or private_bytes <= 0 or has_enough_memory:
         return number, False
-    num_fitting = int((machine.memory_bytes * MEMORY_SHARE - shared) // private)
+    num_fitting = int((machine.memory_bytes * MEMORY_SHARE - shared_bytes) // private_bytes)
     return max(0, min(number, num_fitting)), num_fitting < number

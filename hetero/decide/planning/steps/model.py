@@ -108,8 +108,8 @@ class StepModel:
         vcpu_speeds: Relative speed of a vCPU by instance type, compared with the profile's first supply. It replaces
             the assumption about a type that was not measured.
         endpoints_per_host: Endpoints per data host. None means one per vCPU, or more if they wait for storage.
-        is_limited: Whether the `REMOVABLE` bottlenecks limit steps. A plan compares both answers to find out what they
-            prevent.
+        has_removable_limits: Whether the `REMOVABLE` bottlenecks limit steps. Without them, a plan finds out whether
+            data hosts would pay if one of these limits were lifted.
         num_draws: Number of times that each step time is computed for its interval. 0 gives no intervals.
         timelines: The timelines of another model with the same arguments, which saves time. None makes new ones.
     """
@@ -120,7 +120,7 @@ class StepModel:
         *,
         vcpu_speeds: Mapping[str, float] | None = None,
         endpoints_per_host: int | None = None,
-        is_limited: bool = True,
+        has_removable_limits: bool = True,
         num_draws: int = NUM_DRAWS,
         timelines: Timelines | None = None,
     ) -> None:
@@ -131,7 +131,7 @@ class StepModel:
         self._figures.correction = self.timelines.correction
         self._num_draws = num_draws
         self._endpoints_per_host = endpoints_per_host
-        self._is_limited = is_limited
+        self._has_removable_limits = has_removable_limits
         self._profile = profile
         self._training = profile.training
         self.headspace_s = self._figures.headspace_s
@@ -154,10 +154,10 @@ class StepModel:
             self._figures,
             self._profile,
             wanted=self._endpoints_per_host or wanted,
-            has_memory=not self._is_limited,
+            has_enough_memory=not self._has_removable_limits,
         )
 
-    def settled(self, candidate: Candidate) -> Candidate:
+    def with_common_endpoints(self, candidate: Candidate) -> Candidate:
         """Return the candidate with one number of endpoints for all its data hosts, where a job needs that.
 
         A job states one number of endpoints for all data hosts. Types get different numbers only with the launcher's
@@ -184,7 +184,10 @@ class StepModel:
         return min(self.endpoints_on(machine, candidate.endpoints_per_host)[0] for machine in machines)
 
     def _rate_of(self, machine: Machine, form: str, wanted: int | None = None) -> _HostRate:
-        """Return what a data host of this type delivers with the wanted number of endpoints."""
+        """Return what a data host of this type delivers with the wanted number of endpoints.
+
+        Position 0 of each array has the mean figures, which decide what limits the host.
+        """
         num_endpoints, is_short_of_memory = self.endpoints_on(machine, wanted)
         cpu_s, wait_s = self._figures.costs_on(machine, num_endpoints)
         encode_s, _ = codec_s(self._profile, form)
@@ -194,13 +197,15 @@ class StepModel:
         # Either all endpoints compute and wait in turn, or the CPUs are always busy. A queueing model of the cases
         # between them chose no better clusters in parts of bench_planner.
         rate = np.minimum(num_endpoints / seconds, machine.vcpus / cpu_s)
+        # What limits this rate: the memory, which allows fewer endpoints, else the storage, else the vCPUs.
         limit = _PREPROCESSING
         if is_short_of_memory:
             limit = _MEMORY
         elif wait_s[0] > cpu_s[0]:
             limit = _STORAGE
+        # A network that is slower than the endpoints limits the host instead.
         nbytes = bytes_per_sample(self._profile, form)
-        if nbytes > 0 and self._is_limited:
+        if nbytes > 0 and self._has_removable_limits:
             network_rate = self._figures.network_of(machine) / nbytes
             if network_rate[0] < rate[0]:
                 limit = _DATA_NETWORK
@@ -215,7 +220,7 @@ class StepModel:
     def hosts_for_headspace(self, machine: Machine, form: str) -> int:
         """Return the number of data hosts of a type that make batches as fast as the accelerators use them.
 
-        It is 0 if no endpoint fits into the memory of such a host.
+        It is 0 if no endpoint fits into the memory of such a host. Position 0 of an array has the mean figures.
         """
         needed_rate = self._samples_per_host * self._training.num_hosts / max(float(self.headspace_s[0]), 1e-9)
         rate = float(self._rate_of(machine, form).samples_per_s[0])
@@ -225,7 +230,13 @@ class StepModel:
         """Return whether fewer bytes could shorten the steps with data hosts of a type.
 
         The limits of bytes are the networks of both hosts, the CPUs that receive batches, and the memory of the window.
-        The bounds are below the real limits, because a needless candidate costs little time and a missing one a plan.
+        The answer is yes from half of a network on, and from a quarter of the free CPUs, which local processes may use
+        too. These bounds are low, because a needless candidate costs little time and a missing one a plan.
+        Position 0 of an array has the mean figures.
+
+        Args:
+            trainer: Type of the trainer host.
+            machine: Type of the data hosts.
         """
         nbytes = bytes_per_sample(self._profile, AS_IS)
         if nbytes <= 0:
@@ -234,7 +245,9 @@ class StepModel:
         needed_bytes_per_s = nbytes * self._samples_per_host / max(float(self.headspace_s[0]), 1e-9)
         sent_bytes_per_s = nbytes * float(self._rate_of(machine, AS_IS).samples_per_s[0])
         free_cpus = max(0.5, trainer.vcpus - ranks * self._rank_cores)
-        batches = window_batches(trainer, machine.vcpus, nbytes * self._training.batch_samples, ranks, ranks)
+        # The window of a rank if one data host with an endpoint on each vCPU serves one trainer host.
+        batch_bytes = nbytes * self._training.batch_samples
+        batches = window_batches(trainer, machine.vcpus, batch_bytes, num_ranks=ranks, ranks_per_host=ranks)
         return (
             needed_bytes_per_s > 0.5 * self._figures.network_of(trainer)[0]
             or sent_bytes_per_s > 0.5 * self._figures.network_of(machine)[0]
@@ -289,11 +302,14 @@ class StepModel:
 
     def _ratio(self, candidate: Candidate, parts: _Parts, row: int) -> float:
         """Return the step time of the timeline / the modelled step time. 1 for a cluster without a timeline."""
+        # A measured step time needs no timeline.
         if self.timelines.is_measured(candidate):
             return 1.0
         simulated_s = self.timelines.step_s(candidate)
         if simulated_s is None:
             return 1.0
+        # A timeline does not bound how many batches the CPUs receive at the same time. So a step takes at least the
+        # time that the CPUs need to receive its batches and to run the ranks.
         return max(simulated_s, float(parts.cpu_bound_s[row])) / float(parts.step_s[row, 0])
 
     def _grouped(self, candidates: Sequence[Candidate]) -> Iterator[tuple[list[int], _Parts]]:
@@ -318,7 +334,11 @@ class StepModel:
         return draws if candidate.data else draws + self.timelines.residual_s
 
     def _parts(self, candidates: Sequence[Candidate]) -> _Parts:
-        """Return the modelled step times of candidates that differ only in data hosts and local endpoints."""
+        """Return the modelled step times of candidates that differ only in data hosts and local endpoints.
+
+        All figures are of one trainer host. Arrays have one row per candidate and one column per draw. Column 0 has the
+        mean figures.
+        """
         training, first = self._training, candidates[0]
         trainer, num_hosts, form = first.trainer, first.num_trainer_hosts, first.form
         ranks, samples = training.ranks_per_host, float(self._samples_per_host)
@@ -330,7 +350,7 @@ class StepModel:
             [not each.data and each.local_endpoints == training.num_local_processes for each in candidates]
         )
 
-        # What the data hosts deliver, per trainer host. One row per candidate, one column per draw.
+        # What the data hosts deliver: samples per second, the slowest batch, and what limits most of them.
         machines = {id(group.machine): group.machine for candidate in candidates for group in candidate.data}
         columns = {machine: column for column, machine in enumerate(machines)}
         rates = [self._rate_of(machine, form, first.endpoints_per_host) for machine in machines.values()]
@@ -340,62 +360,68 @@ class StepModel:
                 counts[row, columns[id(group.machine)]] += group.count
         shape = (len(candidates), self._num_draws + 1)
         if rates:
-            remote = counts @ np.stack([rate.samples_per_s for rate in rates]) / num_hosts
-            endpoints = counts @ np.array([float(rate.num_endpoints) for rate in rates])
-            slowest = np.max(np.where(counts > 0, [rate.batch_s[0] for rate in rates], 0.0), axis=1)
+            remote_rate = counts @ np.stack([rate.samples_per_s for rate in rates]) / num_hosts
+            remote_endpoints = counts @ np.array([float(rate.num_endpoints) for rate in rates])
+            remote_batch_s = np.max(np.where(counts > 0, [rate.batch_s[0] for rate in rates], 0.0), axis=1)
             dominant = np.argmax(counts * [rate.samples_per_s[0] for rate in rates], axis=1)
             remote_limit = np.array([rates[index].limit for index in dominant])
         else:
-            remote, endpoints, slowest = np.zeros(shape), np.zeros(len(candidates)), np.zeros(len(candidates))
-            remote_limit = np.full(len(candidates), _PREPROCESSING)
+            remote_rate, remote_endpoints = np.zeros(shape), np.zeros(len(candidates))
+            remote_batch_s, remote_limit = np.zeros(len(candidates)), np.full(len(candidates), _PREPROCESSING)
 
-        # What the trainer host makes itself.
+        # What the trainer host makes itself. Its batches are compressed too if there are data hosts.
         local = np.array([[candidate.local_endpoints] for candidate in candidates], dtype=np.float64)
         cpu_s, wait_s = self._figures.costs_on(trainer, local, busy_cpus=ranks * self._rank_cores)
-        local_cpu_s = cpu_s + np.where(remote[:, :1] > 0, encode_s, 0.0)
+        local_cpu_s = cpu_s + np.where(remote_rate[:, :1] > 0, encode_s, 0.0)
         local_batch_s = (local_cpu_s + wait_s) * training.batch_samples
         local_rate = local / np.maximum(local_cpu_s + wait_s, 1e-12)
 
-        # Step times: supply, and the CPUs of the trainer host.
+        # Time to make the samples of a step.
         rank_cpu_s = ranks * self._rank_cores * accelerator_s
-        receive_cpu_s = self._receive_s_per_byte * nbytes + decode_s if self._is_limited else 0.0
-        total_rate = np.maximum(remote + local_rate, 1e-12)
-        supply_s = samples / total_rate
+        receive_cpu_s = self._receive_s_per_byte * nbytes + decode_s if self._has_removable_limits else 0.0
+        total_rate = np.maximum(remote_rate + local_rate, 1e-12)
+        endpoints_s = samples / total_rate
         # In a step of T seconds, the CPUs run the ranks, receive remote x T samples, and make the rest: vCPUs x T =
         # ranks + receive x remote x T + local x (samples - remote x T). Solved for T:
-        spare = trainer.vcpus + remote * (local_cpu_s - receive_cpu_s)
-        shared_s = (samples * local_cpu_s + rank_cpu_s) / np.maximum(spare, 1e-9)
-        alone_s = samples / np.maximum(remote, 1e-12)
-        data_s = np.where(local > 0, np.minimum(alone_s, np.maximum(supply_s, shared_s)), alone_s)
+        spare_cpus = trainer.vcpus + remote_rate * (local_cpu_s - receive_cpu_s)
+        shared_cpus_s = (samples * local_cpu_s + rank_cpu_s) / np.maximum(spare_cpus, 1e-9)
+        # If local endpoints would make a step longer, the data hosts make all samples.
+        remote_only_s = samples / np.maximum(remote_rate, 1e-12)
+        with_local_s = np.minimum(remote_only_s, np.maximum(endpoints_s, shared_cpus_s))
+        data_s = np.where(local > 0, with_local_s, remote_only_s)
         # Every endpoint has about equally many requests. So the share of the batches that come over the network is
         # about the share of the endpoints on other hosts, which include the other trainer hosts.
-        num_endpoints = endpoints + local[:, 0] * num_hosts
-        foreign_share = 1 - local[:, 0] / np.maximum(num_endpoints, 1e-12)
-        foreign_share = np.where(counts.sum(axis=1) + num_hosts > 1, foreign_share, 0.0)[:, None]
-        has_limit = nbytes > 0 and self._is_limited
-        carried = self._figures.network_of(trainer) / nbytes if has_limit else np.full(shape[1], np.inf)
-        network_s = np.where(as_profiled[:, None], 0.0, foreign_share * samples / carried)
-        received = np.maximum(np.minimum(1.0, remote * np.maximum(data_s, accelerator_s) / samples), foreign_share)
-        cpu_bound_s = (rank_cpu_s + receive_cpu_s * samples * received) / trainer.vcpus
+        num_endpoints = remote_endpoints + local[:, 0] * num_hosts
+        network_share = 1 - local[:, 0] / np.maximum(num_endpoints, 1e-12)
+        network_share = np.where(counts.sum(axis=1) + num_hosts > 1, network_share, 0.0)[:, None]
+        has_limit = nbytes > 0 and self._has_removable_limits
+        network_rate = self._figures.network_of(trainer) / nbytes if has_limit else np.full(shape[1], np.inf)
+        network_s = np.where(as_profiled[:, None], 0.0, network_share * samples / network_rate)
+        # The CPUs receive the share that comes over the network, or the share that the data hosts can make during a
+        # step, if it is larger.
+        remote_share = np.minimum(1.0, remote_rate * np.maximum(data_s, accelerator_s) / samples)
+        received_share = np.maximum(remote_share, network_share)
+        cpu_bound_s = (rank_cpu_s + receive_cpu_s * samples * received_share) / trainer.vcpus
         # Without data hosts and local processes, a rank fetches between two steps: nothing overlaps.
         is_serial = (local[:, 0] == 0) & (counts.sum(axis=1) == 0)
         serial_s = accelerator_s + training.batch_samples * (cpu_s + wait_s)
 
         # The window of a rank bounds the batches that are made at the same time.
-        batch_s = np.maximum(slowest[:, None], np.where(local > 0, local_batch_s, 0.0))
+        batch_s = np.maximum(remote_batch_s[:, None], np.where(local > 0, local_batch_s, 0.0))
         num_ranks = ranks * num_hosts
         in_flight = self._window(trainer, num_endpoints, nbytes, num_ranks)
         # torch's own loader limits the number of batches in flight, and not their bytes.
         in_flight = np.where(as_profiled, np.maximum(1.0, PREFETCH_FACTOR * num_endpoints / num_ranks), in_flight)
         window_s = batch_s / in_flight[:, None]
+        # The slowest part determines the step. Each epoch begins with a wait for a batch, unless the loader asks ahead.
         step_s = np.maximum.reduce([np.broadcast_to(accelerator_s, shape), data_s, cpu_bound_s, network_s, window_s])
         waits = training.steps_per_epoch is not None and not training.requests_ahead
         start_s = batch_s / training.steps_per_epoch if waits else np.zeros_like(batch_s)
-        step_s = step_s + start_s
-        step_s = np.where(is_serial[:, None], serial_s, step_s)
+        step_s = np.where(is_serial[:, None], serial_s, step_s + start_s)
+        # The bottlenecks. If data hosts make most of the samples, their limit is that of the supply.
         limits = _limits(
             (accelerator_s[0], data_s[:, 0], cpu_bound_s[:, 0], window_s[:, 0], network_s[:, 0]),
-            np.where(remote[:, 0] * 2 > total_rate[:, 0], remote_limit, _PREPROCESSING),
+            np.where(remote_rate[:, 0] * 2 > total_rate[:, 0], remote_limit, _PREPROCESSING),
         )
         # If the waits at the starts of epochs take a large share of a step, they limit the step instead of the
         # accelerators.
@@ -418,7 +444,7 @@ class StepModel:
             num_ranks: Ranks of the job.
         """
         by_count: Array = np.maximum(1.0, PREFETCH_FACTOR * num_endpoints / num_ranks)
-        if nbytes <= 0 or not self._is_limited:
+        if nbytes <= 0 or not self._has_removable_limits:
             return by_count
         training = self._training
         by_bytes = [

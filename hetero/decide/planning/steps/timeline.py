@@ -60,9 +60,8 @@ class TimelineHost:
     batch_s: float
     """Seconds of a mean batch in a process that is alone on the host."""
     pace: Callable[[int, int, float], tuple[float, float]]
-    """Function of the load of the host. It returns the speed of each busy process, relative to a process that is alone
-    on the host, and how many times longer a step takes. Its arguments are the number of busy processes, the number of
-    the ranks' busy threads, and the CPUs that receiving batches takes."""
+    """Returns the speed of each busy process, relative to one that is alone on the host, and how many times longer a
+    step takes. Its arguments are the numbers of busy processes, of busy threads of ranks, and of CPUs that receive."""
     sending_s: float
     """Seconds that the network interface needs to send a batch."""
 
@@ -151,13 +150,13 @@ class _Rank:
         self.last_choices = {endpoint: order - len(endpoints) for order, endpoint in enumerate(endpoints)}
         self.num_choices = 0
         self.least_busy = [(0, 0, self.last_choices[endpoint], endpoint) for endpoint in endpoints]
-        """Heap of the endpoints by their outstanding requests, reported loads and last choices. An entry with other
-        values than the present ones is out of date."""
+        """Heap of endpoints by outstanding requests, reported loads and last choices. Old values are out of date."""
         self.begin_epoch()
 
     def begin_epoch(self) -> None:
         """Empty the window."""
         self.next_batch = self.end_of_plan = self.num_requested = 0
+        """Batches of the epoch that were delivered, planned and requested so far. Batches are numbered from 0."""
         self.growth = WindowGrowth()
         self.arrived: set[int] = set()
         """Batches that have arrived and wait for their turn."""
@@ -207,13 +206,13 @@ class Timeline:
         self.current: list[_Attempt | None] = [None] * len(self.endpoints)
         """Request that each endpoint works on. `queues` has the requests that wait, as heaps by number of the batch."""
         self.ranks = self._make_ranks()
-        # In `_TURNS` times endpoints / ranks steps, each endpoint makes `_TURNS` batches.
+        # In a turn, each endpoint makes a batch. A step takes one per rank, so a turn lasts endpoints / ranks steps.
         steps_per_turn = max(1.0, len(self.endpoints) / self.num_ranks)
         wanted_steps = max(_LEAST_STEPS, _LEAST_BATCHES / self.num_ranks, _TURNS * steps_per_turn)
-        most_batches = _MAX_BATCHES
+        max_batches = _MAX_BATCHES
         if is_long:
-            wanted_steps, most_batches = max(wanted_steps, _LONG_STEPS), _LONG_BATCHES
-        self.num_steps = max(_LEAST_STEPS, math.ceil(min(wanted_steps, most_batches / self.num_ranks)))
+            wanted_steps, max_batches = max(wanted_steps, _LONG_STEPS), _LONG_BATCHES
+        self.num_steps = max(_LEAST_STEPS, math.ceil(min(wanted_steps, max_batches / self.num_ranks)))
         # A job without epochs has one epoch, which is longer than any timeline.
         self.epoch_steps = job.steps_per_epoch or 10**9
         if self.epoch_steps < self.num_steps:
@@ -398,7 +397,8 @@ class Timeline:
         batch_s = attempt.host.host.batch_s * self.relative_s[number % len(self.relative_s)]
         if self.begins_with_part[attempt.endpoint]:
             self.begins_with_part[attempt.endpoint] = False
-            # Multiples of the golden ratio, modulo 1, are spread evenly, and need no random numbers.
+            # The endpoint has made the rest of this batch before the timeline begins. The parts are multiples of the
+            # golden ratio, modulo 1, which are spread evenly.
             batch_s *= attempt.endpoint * 0.6180339887498949 % 1
         heapq.heappush(attempt.host.busy, (attempt.host.work_s + batch_s, next(self.order), attempt))
 
@@ -457,7 +457,7 @@ class Timeline:
             rank.reported_loads[attempt.endpoint] = attempt.endpoint_load
             rank.change_outstanding(attempt.endpoint, -1)
             self.num_received[rank.number // self.job.ranks_per_host] += 1
-            # The window grows if many batches wait for an earlier one.
+            # This call lets the window grow if many batches wait for an earlier one. Its answer does not matter here.
             rank.growth.is_held_up(num_waiting=len(rank.arrived), size=rank.window)
         # While the script of a rank computes, the rank takes nothing and requests nothing.
         if rank.is_waiting:
@@ -466,21 +466,24 @@ class Timeline:
     def _mean_of_epoch_s(self) -> float:
         """Return the mean step time of an epoch. Steps that are not simulated are assumed to be like the last ones.
 
-        While a window fills or empties, steps end sooner or later than batches are made. So the mean is computed from
-        the batches that were made and not from the steps that ended. No step is shorter than its computation.
+        In a part of an epoch, steps may end faster than batches are made, because they use the batches in the window.
+        In the long run, a step takes the time in which one batch for each rank is made, but at least its computation.
         """
         ends_s, last = np.array(self.ends_s), self.num_steps
+        # Whole epochs begin and end with an empty window, so the mean of their steps is right.
         if last >= self.epoch_steps:
             return float(ends_s[-1] / last)
+        # In a part of an epoch, leave out the first steps, because they depend on how the timeline begins.
         first = last // _FIRST_PART
-        # One batch for each rank makes a step. At least one batch, because the quotient below needs it.
+        # Batches that were made since then, as a number of steps. Count at least one, because this number divides.
         steps_made = max(1, self.made_by_step[-1] - self.made_by_step[first]) / self.num_ranks
         made_step_s = float((ends_s[-1] - ends_s[first]) / steps_made)
-        late_step_s = max(self.computed_s / self.num_ranks / last, made_step_s)
+        computed_step_s = self.computed_s / self.num_ranks / last
+        later_step_s = max(computed_step_s, made_step_s)
         # Without epochs, the wait at the beginning happens once and does not count.
         if self.job.steps_per_epoch is None:
-            return late_step_s
-        return float((ends_s[-1] + (self.epoch_steps - last) * late_step_s) / self.epoch_steps)
+            return later_step_s
+        return float((ends_s[-1] + (self.epoch_steps - last) * later_step_s) / self.epoch_steps)
 
 
 def _blocks(relative_s: Sequence[float], count: int) -> list[float]:

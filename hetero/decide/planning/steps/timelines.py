@@ -67,6 +67,7 @@ class Timelines:
         self._endpoints_per_host = endpoints_per_host
         self._rank_cores = _value(profile.training.rank_cpu_cores)
         self._known: dict[Candidate, _Known] = {}
+        """What the timelines so far say."""
         self.num_batches = 0
         """Batches of all timelines so far. Each takes about 10 us."""
         self._relative_s = self._figures.batch_shape.tolist()
@@ -115,6 +116,7 @@ class Timelines:
     def _timeline_of(self, candidate: Candidate, *, is_long: bool) -> Timeline | None:
         """Return the timeline of a candidate, made from the mean figures. None if the candidate has no endpoints."""
         training, trainer, form = self._training, candidate.trainer, candidate.form
+        # The profile measured torch's own loader. All other clusters follow the rules of hetero's readers.
         is_own_loader = self._is_profiled(candidate)
         local = candidate.local_endpoints
         if is_own_loader:
@@ -194,36 +196,42 @@ class Timelines:
         # With data hosts, the measured steps say nothing about the trainer hosts alone.
         if training.has_data_hosts:
             return
-        own = Candidate(
+        profiled = Candidate(
             trainer=Machine(instance_type=training.instance_type, vcpus=training.vcpus),
             num_trainer_hosts=training.num_hosts,
             local_endpoints=training.num_local_processes,
         )
-        expected_s = self.step_s(own, is_long=True)
+        # The step time if all samples cost what single samples cost in the profile.
+        expected_s = self.step_s(profiled, is_long=True)
         if expected_s is None:
             return
-        if self._has_slow_batches(own, expected_s):
-            self.correction = self._assume_slow_batches(own)
+        if self._has_slow_batches(profiled, expected_s):
+            self.correction = self._assume_slow_batches(profiled)
         # If the accelerator limits the step, the step time says nothing about the cost of samples.
         elif expected_s < 1.1 * training.headspace_s.mean:
             self.residual_s = min(max(0.0, training.step_s.mean - expected_s), training.data_wait_s.mean)
         else:
-            self.correction = (training.step_s.mean / expected_s) ** self._trust()
+            # The measured steps and the measured samples are both uncertain. So correct the costs only by a part of the
+            # difference, which is larger if the steps are more certain than the samples.
+            self.correction = (training.step_s.mean / expected_s) ** self._weight_of_steps()
 
-    def _has_slow_batches(self, own: Candidate, expected_s: float) -> bool:
+    def _has_slow_batches(self, profiled: Candidate, expected_s: float) -> bool:
         """Return whether a few batches take much longer than their samples.
 
         The signs are: the mean step takes longer than expected, and the longest step waits for data and takes much
         longer than the longest expected one.
+
+        Args:
+            profiled: The profiled cluster, which has a timeline.
+            expected_s: Step time of this timeline.
         """
         steps, longest_s = self._training.step_s, max(self._training.step_s.values)
-        return (
-            steps.mean > expected_s * (1 + 3 * error_of_mean(steps))
-            and longest_s > _MUCH_LONGER * self._known[own].longest_step_s
-            and max(self._training.data_wait_s.values) > longest_s / 2
-        )
+        is_longer = steps.mean > expected_s * (1 + 3 * error_of_mean(steps))
+        has_long_step = longest_s > _MUCH_LONGER * self._known[profiled].longest_step_s
+        has_long_wait = max(self._training.data_wait_s.values) > longest_s / 2
+        return is_longer and has_long_step and has_long_wait
 
-    def _assume_slow_batches(self, own: Candidate) -> float:
+    def _assume_slow_batches(self, profiled: Candidate) -> float:
         """Assume as many slow batches as explain the measured step time. Return the mean cost of a batch with them.
 
         The cost is relative to a batch without slow ones. Bisection finds the share of slow batches, because a step of
@@ -233,13 +241,14 @@ class Timelines:
         for _ in range(_NUM_HALVINGS):
             share = (low + high) / 2
             self._assume_share(share)
-            expected_s = self.step_s(own)
+            expected_s = self.step_s(profiled)
             assert expected_s is not None
+            # Short steps need more slow batches.
             low, high = (share, high) if expected_s < self._training.step_s.mean else (low, share)
         return self._assume_share(low)
 
     def _assume_share(self, share: float) -> float:
-        """Make this share of the batches slow in all timelines. Return the mean cost of a batch relative to none."""
+        """Make this share of the batches slow in all timelines. Return the mean cost of a batch with them."""
         relative_s = self._figures.batch_shape
         # Take slow batches at even distances in the ascending order, so short and long batches become slow alike.
         slow = np.linspace(0, len(relative_s) - 1, round(share * len(relative_s))).astype(int)
@@ -251,13 +260,14 @@ class Timelines:
         self._known.clear()
         return mean_cost
 
-    def _trust(self) -> float:
+    def _weight_of_steps(self) -> float:
         """Return the weight of the measured step time against the weight of single samples, between 0 and 1.
 
         Few steps, or steps of very different times, say less about the cost of a sample than many samples do.
         """
         samples = self._profile.supply[0].sample_cpu_s
         step_error = error_of_mean(self._training.step_s)
+        # The measured samples may also differ from all samples, see `SPEED_SPREAD`.
         sample_error = math.hypot(samples.variation / math.sqrt(samples.num_measured), SPEED_SPREAD)
         # Two measurements of one figure, each weighted by the inverse of its variance.
         return sample_error**2 / (sample_error**2 + step_error**2)
@@ -278,17 +288,18 @@ class Timelines:
 def window_batches(trainer: Machine, num_endpoints: int, nbytes: float, num_ranks: int, ranks_per_host: int) -> int:
     """Return how many batches of ``nbytes`` bytes the memory of a rank's window holds, at least 1.
 
-    The limits are those of the reader: its plan of batches with the bytes of its growth, and its share of the
-    host's memory.
+    A reader has two limits. One is its share of the host's memory. The other is the bytes of the batches that it plans,
+    and of the additional batches that a window may hold while its next batch is late.
     """
     # If the bytes of a batch are not known, they limit nothing.
     if nbytes <= 0:
         return 1 << 30
+    # The rank's share of the requests to all endpoints, rounded up.
     planned = max(2, -(-PREFETCH_FACTOR * num_endpoints // num_ranks))
     memory_bytes = math.inf if trainer.memory_bytes is None else trainer.memory_bytes
-    limit = min(window_bytes_of(memory_bytes, ranks_per_host), planned * nbytes + WindowGrowth.MAX_BYTES)
+    limit_bytes = min(window_bytes_of(memory_bytes, ranks_per_host), planned * nbytes + WindowGrowth.MAX_BYTES)
     # A limit of exactly two batches must hold two, whatever the rounding.
-    return max(1, int(limit / nbytes + 1e-9))
+    return max(1, int(limit_bytes / nbytes + 1e-9))
 
 
 def _value(figure: Figure | None) -> float:

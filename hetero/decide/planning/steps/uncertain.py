@@ -78,18 +78,20 @@ class UncertainFigures:
         self._num_draws = num_draws
         # Each kind of draw has a separate generator, so a draw does not depend on earlier calls.
         self._random = np.random.default_rng(0)
-        undisturbed = 1 - profile.training.excess_share * np.random.default_rng((0, 2)).random(num_draws + 1)
+        # Share of the measured time that the job itself took. Other work of the machine may have taken the rest.
+        own_share = 1 - profile.training.excess_share * np.random.default_rng((0, 2)).random(num_draws + 1)
         # Column 0 has the figures as measured.
-        undisturbed[0] = 1.0
-        self.headspace_s = self._means(profile.training.headspace_s) * undisturbed
+        own_share[0] = 1.0
+        self.headspace_s = self._means(profile.training.headspace_s) * own_share
         """Step time in seconds with batches always ready."""
-        self.measured_step_s = self._measured_step_s(profile.training.step_s) * undisturbed
+        self.measured_step_s = self._measured_step_s(profile.training.step_s) * own_share
         """Step time in seconds as the job ran."""
         self.model_error = self._lognormal(_MODEL_SPREAD)
         """Real step time / modelled step time."""
         self.correction = 1.0
         """Factor of the costs of samples on the first type, and of all costs that are derived from them."""
-        self._supply_error = self._lognormal(SPEED_SPREAD)
+        self._speed_error = self._lognormal(SPEED_SPREAD)
+        """Real speed of endpoints / modelled speed, the same for all types."""
         self._reference = profile.supply[0]
         self._reference_name = self._reference.instance_type
         self._costs = {supply.instance_type: self._costs_of(supply) for supply in profile.supply}
@@ -127,18 +129,22 @@ class UncertainFigures:
         both costs are replaced by their mean.
         """
         samples, wait_s = supply.sample_cpu_s, supply.sample_wait_s.mean
+        # Points: share of busy CPUs, CPU seconds per sample, and the number of samples.
         points = [(0.0, samples.mean + supply.batch_cpu_s.mean, float(samples.num_measured))]
         for point in supply.concurrency:
             # Processes that wait for storage leave their CPU to others, so only the computing ones contend.
             computing_share = point.cpu_s_per_sample / max(point.cpu_s_per_sample + wait_s, 1e-12)
             busy_share = point.num_processes * computing_share / supply.vcpus
+            # The profile does not state how many samples this run had, so compute them from its usual duration.
             num_samples = max(1.0, _BURST_S * point.samples_per_s)
             points.append((busy_share, point.cpu_s_per_sample, num_samples))
-        shares, costs, weights = (np.array(column) for column in zip(*points, strict=True))
-        error = math.hypot(samples.variation / math.sqrt(float(weights.max())), RUN_SPREAD)
+        shares, costs, nums_samples = (np.array(column) for column in zip(*points, strict=True))
+        # All costs share one error, because they describe the same samples. The point with the most samples decides how
+        # large it is.
+        error = math.hypot(samples.variation / math.sqrt(float(nums_samples.max())), RUN_SPREAD)
         errors = np.concatenate([[1.0], np.maximum(1 + error * self._random.standard_normal(self._num_draws), 0.1)])
-        errors = errors * self._supply_error
-        return _Costs(shares, _rising(costs, weights), errors, self._means(supply.sample_wait_s))
+        errors = errors * self._speed_error
+        return _Costs(shares, _rising(costs, nums_samples), errors, self._means(supply.sample_wait_s))
 
     def costs_on(
         self, machine: Machine, num_processes: Array | float = 0.0, *, busy_cpus: float = 0.0
@@ -147,12 +153,16 @@ class UncertainFigures:
 
         Args:
             machine: The type.
-            num_processes: Processes that preprocess at the same time on a host of this type. An array needs the shape
-                of one draw or a column. While they wait for storage they use no CPU.
+            num_processes: Processes that preprocess at the same time on a host of this type: a number, or a column with
+                the numbers of several hosts. While they wait for storage they use no CPU.
             busy_cpus: CPUs that others keep busy.
+
+        Returns:
+            Two arrays with a value for each draw. With a column of processes, the CPU seconds have a row for each host.
         """
         reference = self._costs[self._reference_name]
-        # Share of its time that a process computes. It waits for storage in the rest.
+        # Share of its time that a process computes. It waits for storage in the rest. Assume the share of the first
+        # type for all types, because it only decides how many CPUs are busy.
         computing_share = reference.mean_cpu_s[0] / max(reference.mean_cpu_s[0] + float(reference.wait_s[0]), 1e-12)
         all_busy_cpus = np.asarray(num_processes, dtype=np.float64) * computing_share + busy_cpus
         costs, cpu_factor, wait_factor = self._source_of(machine)
@@ -190,7 +200,7 @@ class UncertainFigures:
     def _relative_cost(self, name: str, spread: float) -> Array:
         """Return draws of the relative cost of a vCPU. Equal names have equal draws, whatever was drawn before."""
         if name not in self._relative_costs:
-            random = np.random.default_rng((0, _number_of(name)))
+            random = np.random.default_rng((0, _seed_of(name)))
             self._relative_costs[name] = np.concatenate([[1.0], np.exp(random.normal(0.0, spread, self._num_draws))])
         return self._relative_costs[name]
 
@@ -217,11 +227,11 @@ class UncertainFigures:
         if machine.network_bytes_per_s is not None:
             return np.full(self._num_draws + 1, machine.network_bytes_per_s)
         low, high = (math.log(per_vcpu * machine.vcpus) for per_vcpu in _UNKNOWN_NETWORK_BYTES_PER_S_PER_VCPU)
-        random = np.random.default_rng((0, 1, _number_of(machine.instance_type)))
+        random = np.random.default_rng((0, 1, _seed_of(machine.instance_type)))
         return np.asarray(np.exp(np.concatenate([[(low + high) / 2], random.uniform(low, high, self._num_draws)])))
 
 
-def _number_of(name: str) -> int:
+def _seed_of(name: str) -> int:
     """Return a seed for a name. The bytes of a text are the same in all processes, but its hash is not."""
     return int.from_bytes(name.encode()[:16].ljust(16, b"\0"), "big")
 

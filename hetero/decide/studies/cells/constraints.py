@@ -21,6 +21,7 @@ it.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -76,16 +77,16 @@ def merged_settings(study: Study, levels: Mapping[str, Level]) -> Settings:
     """
     found = study.settings
     for factor in study.factors:
-        own = factor.settings.get(levels[factor.name])
-        if own is not None:
+        level = factor.settings.get(levels[factor.name])
+        if level is not None:
             found = Settings(
-                groups=own.groups or found.groups,
-                channels={**found.channels, **own.channels},
-                environment={**found.environment, **own.environment},
-                options={**found.options, **own.options},
-                values={**found.values, **own.values},
-                expected_minutes=found.expected_minutes if own.expected_minutes is None else own.expected_minutes,
-                ranks=found.ranks if own.ranks is None else own.ranks,
+                groups=level.groups or found.groups,
+                channels={**found.channels, **level.channels},
+                environment={**found.environment, **level.environment},
+                options={**found.options, **level.options},
+                values={**found.values, **level.values},
+                expected_minutes=found.expected_minutes if level.expected_minutes is None else level.expected_minutes,
+                ranks=found.ranks if level.ranks is None else level.ranks,
             )
     check_options(found.options)
     values = {**found.values, **levels}
@@ -123,14 +124,14 @@ def num_ranks(settings: Settings, catalogue: Catalogue) -> int:
         return settings.ranks
     if not settings.groups and "ranks" in settings.values:
         return _whole("ranks", settings.values)
-    stated = settings.options.get("nproc_per_node")
+    stated_per_host = settings.options.get("nproc_per_node")
     with_tensorflow = settings.options.get("framework") == "tensorflow" or settings.options.get("data_service") == "tf"
     number = 0
     # Without groups, the type of the hosts is unknown.
     for instance_type, count in trainer_groups(settings) or [("", num_hosts(settings))]:
         info = catalogue.find(instance_type)
         default_per_host = 1 if with_tensorflow or info is None else info.num_accelerators or 1
-        number += count * (stated if isinstance(stated, int) else default_per_host)
+        number += count * (stated_per_host if isinstance(stated_per_host, int) else default_per_host)
     return number
 
 
@@ -146,7 +147,8 @@ def num_hosts(settings: Settings) -> int:
 def derive(study: Study, rows: Sequence[Mapping[str, Level]], catalogue: Catalogue) -> list[Cell]:
     """Return the cells of a study, one for each row of levels.
 
-    The smallest global batch of these rows is the one that steps and learning rates refer to.
+    The smallest global batch of these rows is the one that stated steps and learning rates belong to. In cells with
+    other batches they change, and ``base_steps`` and ``base_learning_rate`` keep the stated values.
 
     Raises:
         ConfigError: If a quantity is missing or is not a number, or if two statements contradict each other.
@@ -167,12 +169,11 @@ def derive(study: Study, rows: Sequence[Mapping[str, Level]], catalogue: Catalog
         derived = {"ranks": ranks, "hosts": num_hosts(settings), **_derived(study, stated, ranks, batch, smallest)}
         quantities = _merged_quantities(constraints, settings, stated, derived)
         cells.append(Cell(levels=levels, settings=settings, quantities=quantities))
-    # If a cell has a base quantity, give it to all cells, also where it does not change. A column must not have gaps.
+    # If a quantity changes in one cell, all cells get its base value, which is a column of the results without gaps.
     changed = [name for name in _MAY_CHANGE if any(_BASE + name in cell.quantities for cell in cells)]
-    for cell in cells:
-        for name in changed:
-            if name in cell.quantities:
-                cell.quantities.setdefault(_BASE + name, cell.quantities[name])
+    for cell, name in itertools.product(cells, changed):
+        if name in cell.quantities:
+            cell.quantities.setdefault(_BASE + name, cell.quantities[name])
     return cells
 
 
@@ -186,9 +187,11 @@ def _merged_quantities(
     Raises:
         ConfigError: If another stated quantity follows differently from the rest.
     """
-    # Leave out a memory of 0, the default, as a column of the results.
-    columns = {name: value for name, value in stated.items() if name not in _TO_CHECK or value}
-    given = {**columns, **settings.values}
+    # The results have a column for each quantity. Amounts that are only checked are 0 unless the study states them.
+    # They get no column then.
+    unstated = {name for name in _TO_CHECK if not stated.get(name)}
+    given = {**{name: value for name, value in stated.items() if name not in unstated}, **settings.values}
+    # Without ``fix``, the steps follow from the epochs, so stated steps that differ contradict the epochs.
     may_change = _MAY_CHANGE if constraints.fix else ("learning_rate",)
     changed = {}
     for name, value in derived.items():

@@ -110,7 +110,11 @@ def _named_levels(rows: Sequence[Sequence[int]], factors: Sequence[Factor]) -> l
 
 
 def _fraction(factors: Sequence[Factor], num_runs: int, *, seed: int) -> list[list[int]]:
-    """Return the rows of a fraction, each with the number of each factor's level, see the docstring of the module.
+    """Return the rows of a fraction of the full grid, each with the number of each factor's level.
+
+    Several searches begin with random rows, and exchange levels until no exchange raises the determinant of the
+    information matrix (D-optimality). The larger it is, the better the runs tell the effects of the factors apart. The
+    best of the designs is returned.
 
     Raises:
         ConfigError: If there are fewer runs than main effects, or the search would take too long.
@@ -123,7 +127,8 @@ def _fraction(factors: Sequence[Factor], num_runs: int, *, seed: int) -> list[li
             f"design.fraction: found {num_runs} runs, but the factors have {num_effects} main effects with the mean\n"
             f"  to do: give at least {num_effects} runs, or fewer levels"
         )
-    # 16 runs of 14 factors take 2 s, and 40 runs of 12 factors with 4 levels half a minute.
+    # A search tries each level in each run, and computes a determinant of this many effects each time. 16 runs of 14
+    # factors take 2 s, and 40 runs of 12 factors with 4 levels half a minute.
     work = num_runs * sum(sizes) * num_effects**2
     num_starts = min(_NUM_STARTS, int(_NUM_STARTS * _MAX_WORK / work))
     if num_starts < 1:
@@ -137,10 +142,10 @@ def _fraction(factors: Sequence[Factor], num_runs: int, *, seed: int) -> list[li
     best: tuple[tuple[float, float, float], list[list[int]]] | None = None
     for _ in range(num_starts):
         rows = [[generator.randrange(size) for size in sizes] for _ in range(num_runs)]
-        determinant = _exchange(rows, sizes, codes)
+        log_determinant = _exchange(rows, sizes, codes)
         # Of designs with equal determinants, the one with the most even pairs of levels is the best, then the one with
         # the smallest correlation. Equal determinants differ in their rounding errors, so round them.
-        merit = round(determinant, 9), -_imbalance(rows, sizes), -_largest(rows, factors)
+        merit = round(log_determinant, 9), -_imbalance(rows, sizes), -_largest(rows, factors)
         if best is None or merit > best[0]:
             best = merit, rows
     assert best is not None
@@ -155,6 +160,7 @@ def _relabelled(rows: list[list[int]], factors: Sequence[Factor]) -> list[list[i
     """
     num_columns = sum(1 if factor.is_numeric else len(factor.levels) - 1 for factor in factors)
     num_orders = sum(math.factorial(n) for factor in factors if (n := len(factor.levels)) <= _MAX_RELABELLED)
+    # Two rounds try each order, and compute the correlations of all pairs of columns each time.
     if 2 * num_orders * num_columns**2 > _MAX_RELABELLING_WORK:
         return rows
     least = _largest(rows, factors)
@@ -197,25 +203,26 @@ def _exchange(rows: list[list[int]], sizes: Sequence[int], codes: Sequence[Matri
     """Improve the rows in place. Return the logarithm of the determinant of their information matrix."""
     import numpy as np
 
-    # The matrix of random rows may be singular. The logarithm of its determinant is then minus infinity.
+    # The information matrix is the sum over rows of the outer products of their model rows. The matrix of random rows
+    # may be singular, which gives minus infinity as the logarithm of its determinant. So add a little to its diagonal.
     ridge = 1e-9 * np.eye(1 + sum(size - 1 for size in sizes))
     information = ridge + sum(np.outer(model, model) for model in (_model(row, codes) for row in rows))
     best = float(np.linalg.slogdet(information)[1])
     for _ in range(_MAX_PASSES):
         before = best
         for row in rows:
-            own = _model(row, codes)
-            # The matrix is a sum over rows. So to exchange a row, compute the sum of the other rows once.
-            rest = information - np.outer(own, own)
+            own_model = _model(row, codes)
+            # To exchange a row, compute the sum of the other rows once.
+            other_rows = information - np.outer(own_model, own_model)
             for at, size in enumerate(sizes):
                 for level in range(size):
                     model = _model([*row[:at], level, *row[at + 1 :]], codes)
-                    value = float(np.linalg.slogdet(rest + np.outer(model, model))[1])
+                    value = float(np.linalg.slogdet(other_rows + np.outer(model, model))[1])
                     # An improvement must be larger than rounding errors, or the search would not end.
                     if value > best + 1e-9:
                         best, row[at] = value, level
-            own = _model(row, codes)
-            information = rest + np.outer(own, own)
+            own_model = _model(row, codes)
+            information = other_rows + np.outer(own_model, own_model)
         if best <= before + 1e-9:
             break
     return best

@@ -61,7 +61,7 @@ def study_page(plan: StudyPlan, results: Sequence[RunResult], table: Sequence[Ro
                 "interval, the combination ran once.</p>"
             ),
         ]
-    parts += [_runs(table), _design(plan), _findings(findings), _origin(results)]
+    parts += [_runs(table), _design(plan), _findings(findings), _simulated(results)]
     return html_page(f"Study {study.name}", parts)
 
 
@@ -77,8 +77,8 @@ def cell_table(study: Study, results: Sequence[RunResult]) -> tuple[list[str], l
     rows = []
     for levels, members in by_levels(results, names).items():
         finished = [each for each in members if each.state == FINISHED]
-        # Take the largest excess of the replicates. With a mean, a time that was measured while the machine did other
-        # work would count as the time of the combination.
+        # The excess is the largest share of a run's time that other work of the machine may have taken. Take the
+        # replicate with the largest excess, because other replicates do not make its time right.
         excess = max((excess_share(each.report) for each in finished if each.report is not None), default=0.0)
         row = [*map(str, levels), str(members[0].levels.get("ranks", "")), str(len(members))]
         row += [
@@ -87,15 +87,15 @@ def cell_table(study: Study, results: Sequence[RunResult]) -> tuple[list[str], l
             _time_text([each.usd for each in finished if each.usd is not None], excess),
         ]
         for metric in metrics:
-            lasts = [values[-1].value for each in finished if (values := series_of(each.metrics, metric.name))]
-            row.append(_interval_text(interval_of(lasts)))
+            last_values = [values[-1].value for each in finished if (values := series_of(each.metrics, metric.name))]
+            row.append(_interval_text(interval_of(last_values)))
             if metric.target is not None:
-                reached = [
+                times_s = [
                     seconds for each in finished if (seconds := time_to_quality(each.metrics, metric)) is not None
                 ]
-                text = _time_text(reached, excess)
+                text = _time_text(times_s, excess)
                 # Show the number of replicates that reached the target, because the mean lacks the other replicates.
-                row.append(text if len(reached) == len(finished) else f"{text} ({len(reached)} of {len(finished)})")
+                row.append(text if len(times_s) == len(finished) else f"{text} ({len(times_s)} of {len(finished)})")
         rows.append(row)
     return header, rows
 
@@ -244,6 +244,7 @@ def _design(plan: StudyPlan) -> str:
 
 
 def _findings(findings: Sequence[Finding]) -> str:
+    """Return the list of findings, each with what to do. Empty without findings."""
     items = "".join(
         f"<li><strong>{html_text(each.number)} {html_text(each.severity)}</strong>: {html_text(each.found)}. To do: "
         f"{html_text(each.fix)}</li>\n"
@@ -252,7 +253,7 @@ def _findings(findings: Sequence[Finding]) -> str:
     return f"<h2>Findings</h2>\n<ul>\n{items}</ul>" if items else ""
 
 
-def _origin(results: Sequence[RunResult]) -> str:
+def _simulated(results: Sequence[RunResult]) -> str:
     """Return the list of what was simulated in any run. Empty if nothing was."""
     simulated = dict.fromkeys(
         sentence for result in results if result.report is not None for sentence in result.report.run.simulated

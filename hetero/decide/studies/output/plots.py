@@ -331,17 +331,18 @@ def _draw_series(
         are_joined &= is_joined
         # Shift each series a little, because the intervals of two series would hide each other.
         shift = 1.0 + 0.05 * (number - (len(series) - 1) / 2) if has_bars else 1.0
-        known = [(x * shift, each) for x, values in combinations if (each := interval_of(values)) is not None]
+        means = [(x * shift, each) for x, values in combinations if (each := interval_of(values)) is not None]
+        # Lengths of the bars below and above each mean.
         errors = [
-            [each.mean - each.low if each.low is not None else 0.0 for _, each in known],
-            [each.high - each.mean if each.high is not None else 0.0 for _, each in known],
+            [each.mean - each.low if each.low is not None else 0.0 for _, each in means],
+            [each.high - each.mean if each.high is not None else 0.0 for _, each in means],
         ]
         # Draw no intervals for several combinations at one place, because they would hide each other too.
         is_barred = has_bars and is_joined
-        has_intervals |= is_barred and any(each.low is not None for _, each in known)
+        has_intervals |= is_barred and any(each.low is not None for _, each in means)
         axes.errorbar(
-            [x for x, _ in known],
-            [each.mean for _, each in known],
+            [x for x, _ in means],
+            [each.mean for _, each in means],
             yerr=errors if is_barred else None,
             capsize=4,
             label=label,
@@ -369,6 +370,7 @@ def _combinations(
 
 
 def _marks_text(are_joined: bool) -> str:
+    """Return what the marks of a plot are. If lines do not join them, say why."""
     if are_joined:
         return "Small marks are runs, lines join their means."
     return (

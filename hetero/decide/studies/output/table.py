@@ -58,12 +58,12 @@ def rows(results: Sequence[RunResult], *, metrics: Sequence[Metric] = ()) -> lis
     # replaced by the computed one of acc.
     other_columns = {name for row in (*measured, *computed) for name in row}
     found = []
-    for result, first, last in zip(results, measured, computed, strict=True):
-        logged = {
+    for result, measured_row, computed_row in zip(results, measured, computed, strict=True):
+        logged_row = {
             f"metric_{name}" if name in other_columns else name: value
             for name, value in last_values(result.metrics).items()
         }
-        found.append({**first, **logged, **last})
+        found.append({**measured_row, **logged_row, **computed_row})
     columns = _in_order([list(row) for row in found])
     return [{name: row.get(name) for name in columns} for row in found]
 
