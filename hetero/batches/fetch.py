@@ -71,13 +71,13 @@ def fetch(
         on_skips: Function that receives a report of the skipped samples. It is called at most once, after the batch is
             computed, and only if samples were skipped. The request must allow skipping.
         on_samples: Function that is called when all samples are computed, before they are collated.
-        positions: Chooses the samples to compute here. None: all samples. The data set must be divisible. The function
-            is called once for each time that the batch is computed.
+        positions: Chooses the samples to compute here. None: all samples. Only for data sets that are
+            `BuiltDataset.is_divisible`. If the batch is computed twice, the function is called twice.
 
     Returns:
         The result of ``collate_fn``, or of torch's ``default_collate`` if the user gave no ``collate_fn``. Without
         collation, ``collate_fn`` gets the one sample. The default is then torch's ``default_convert``. If the request
-        has ``as_is`` or torch is not installed, the default returns the sample itself.
+        has ``as_is`` (the caller wants no tensors) or torch is not installed, the default returns the sample itself.
 
     Raises:
         Cancelled: If ``cancelled()`` was true between two samples.
@@ -102,7 +102,8 @@ def fetch(
             on_samples()
         return samples, _collate(built, collate, samples, request, host), failed
 
-    samples, batch, failed = _with_torch_seeded(compute)
+    # If the samples import torch, they have drawn from torch's generator before it was seeded. Then compute them again.
+    samples, batch, failed = _repeat_if_it_imports_torch(compute)
     if not request.verify:
         return batch if failed is None else _reported(batch, failed, on_skips)
     # The purity check: compute the batch again and compare. First copy the first batch, because the second computation
@@ -134,7 +135,7 @@ def fetch_part(
     """Compute the samples of a part of a batch. They are the same as in `fetch` for the whole batch.
 
     Args:
-        built: The data set of ``request.spec``. It is divisible.
+        built: The data set of ``request.spec``. It is `BuiltDataset.is_divisible`.
         request: The part. The ``work`` of the request has only the samples of the part.
         host: Name of this host in error messages.
         cancelled: Function that is called before every sample and returns whether to stop.
@@ -143,10 +144,10 @@ def fetch_part(
         Cancelled, DatasetError, ConfigError: As in `fetch`.
     """
     if built.collate_fn is None:
-        # Call this as for the whole batch, because it may import torch.
+        # `fetch` does this too. It may import torch, and then torch's generator is seeded for each sample too.
         _default_function(request)
     compute = partial(request.work.compute, built, request, host=host, cancelled=cancelled)
-    return list(_with_torch_seeded(compute))
+    return list(_repeat_if_it_imports_torch(compute))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +208,7 @@ def describe(built: BuiltDataset, *, host: str = "local") -> Description:
     )
 
 
-def _with_torch_seeded(compute: Callable[[], _T]) -> _T:
+def _repeat_if_it_imports_torch(compute: Callable[[], _T]) -> _T:
     """Return the result of ``compute``. If the call imports torch, call it a second time, and return that result.
 
     In the first call, torch's generator was not seeded and torch's worker info was missing.
@@ -334,7 +335,7 @@ def _probe(built: BuiltDataset, num_samples: int | None, host: str) -> str:
         request = BatchRequest(spec=spec, work=IndexedWork(np.array([probe])), seed=0, epoch=0, position=0)
         compute = partial(request.work.compute, built, request, host=host)
         try:
-            first = _with_torch_seeded(compute)
+            first = _repeat_if_it_imports_torch(compute)
             # Keep only hashes of the sample. The second computation may reuse its memory, and a copy may be too large.
             # The sketch ignores rounding, which differs between hosts. The digest does not.
             first_sketch, first_digest = sketch(first), digest(first, skip_unreadable=True)

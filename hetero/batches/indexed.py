@@ -75,11 +75,16 @@ class IndexedWork:
         failed: FailedSamples | None = None,
         positions: ChoosePositions | None = None,
     ) -> Sequence[Any]:
-        """Return the samples in order. With ``failed``, substitutes replace the samples that raise."""
+        """Return the samples in order. With ``failed``, substitutes replace the samples that raise.
+
+        ``positions`` needs one seed for each sample. With one seed for the batch, all samples are computed here.
+        """
         built.enter_epoch(request.seed, request.epoch, host=host)
         with built.worker_info():
+            # A data set with a cache has a `SplitDataset`. Its ``cache`` is None while all samples are loaded anew.
             if built.split is not None and built.split.cache is not None and len(self.indices):
-                _begin(built.split.cache, self.labels[0], built, host)
+                # At the first batch, the cache checks the data set with one of the job's own samples.
+                _prepare_cache(built.split.cache, self.labels[0], built, host)
             if built.seeding == "batch":
                 return _compute_together(built, request, self, host, cancelled, failed)
             return _compute_each(built, request, self, host, cancelled, failed, positions)
@@ -138,11 +143,12 @@ class IndexedWork:
         return np.array([half.sum(dtype=np.uint64) for half in halves], dtype="<u8").tobytes()
 
 
-def _begin(cache: Any, index: Index, built: BuiltDataset, host: str) -> None:
-    """Let a cache begin a batch."""
+def _prepare_cache(cache: Any, index: Index, built: BuiltDataset, host: str) -> None:
+    """Let the cache open its files, and check with the sample at ``index`` that the data set's samples may be kept."""
     try:
         cache.begin(index)
     except Exception as exc:
+        # A `ConfigError` is a text of hetero about the data set. A traceback would show only code of hetero.
         found = str(exc) if isinstance(exc, ConfigError) else exc
         raise dataset_error(found, dataset=built.name, host=host, stage="sample", sample_index=index) from exc
 
@@ -156,7 +162,10 @@ def _compute_each(
     failed: FailedSamples | None,
     positions: ChoosePositions | None,
 ) -> Sequence[Any]:
-    """Compute each sample with its own seed. A substitute has the same seed and bytes as the sample that it repeats."""
+    """Compute each sample with its own seed. A substitute has the same seed and bytes as the sample that it repeats.
+
+    ``positions`` yields the samples to compute here, and itself puts the other samples into the list that it gets.
+    """
     dataset, seed = built.dataset, built.seed
     key_of = partial(sample_key, request.seed, request.epoch)
     indices = work.labels

@@ -130,13 +130,15 @@ class EpochCopies:
         base = _keras_class(original)
         self._is_of_keras_3 = base is not None and hasattr(base, "on_epoch_begin")
         self._shares_arrays = True
+        """Whether copies share the large arrays of the original. False once a method has written to one of them."""
         self._latest: tuple[int, int, Any] | None = None
-        """Seed, epoch, and the copy whose methods will be called for the next epoch.
+        """Seed, latest epoch, and a copy whose methods were called for all epochs up to the latest.
 
-        No batch is fetched from this copy, because fetching may change a data set.
+        No batch is fetched from this copy, because fetching may change a data set. For the next epoch, the methods are
+        called on this copy again.
         """
         self._copies: dict[tuple[int, int], Any] = {}
-        """Copies to fetch from, by seed and epoch, the oldest first."""
+        """Copies to fetch batches from, by seed and epoch, the oldest first. Each is a copy of the one in `_latest`."""
 
     def at(self, seed: int, epoch: int) -> Any:
         """Return the copy of the data set for an epoch. May seed the global generators.

@@ -30,20 +30,21 @@ def own_changes(found: Reach) -> set[str]:
     """
     own: set[str] = set()
     for code, function in functions_of(found.functions):
-        for names, _line in changes(function):
-            # ``CACHE.items[0] = 1`` gives the names CACHE and items. The first may be a local variable.
-            is_outside = is_global(names[0], function)
+        for (variable, *attributes), _line in changes(function):
+            # ``CACHE.items[0] = 1`` gives the variable CACHE and the attribute items.
+            is_outside = is_global(variable, function)
             for place in found.places.values():
-                if place.runs is None:
-                    # The class of ``self`` is not known, so ``self.count += 1`` may change the attribute ``count`` of
-                    # any class.
-                    is_attribute = place.name in names[1:] and (is_outside or isinstance(place.owner, type))
-                    is_module_global = is_outside and place.name == names[0] and isinstance(place.owner, dict)
+                if place.function_code is None:
+                    # A global has the module's namespace as owner, which is a dict. Otherwise the owner is a class. The
+                    # class of ``self`` is not known, so ``self.count += 1`` may change the attribute ``count`` of any
+                    # class.
+                    is_attribute = place.name in attributes and (is_outside or isinstance(place.owner, type))
+                    is_module_global = is_outside and place.name == variable and isinstance(place.owner, dict)
                     is_own = is_attribute or is_module_global
                 else:
-                    # Count only changes by code that the registered function runs. The training loop may call other
-                    # methods of its object, to change an option.
-                    is_own = place.name in names[1:] and code in place.runs
+                    # The place is a value in a registered function. Count only changes by the function's own code. The
+                    # training loop may call other methods of the function's object, to change an option.
+                    is_own = place.name in attributes and code in place.function_code
                 if is_own:
                     own.add(place.label)
     return own

@@ -272,7 +272,12 @@ def _walk_tensor(torch: Any, value: Any, path: str, depth: int) -> Iterator[_Par
 
 
 def _elements(torch: Any, value: Any) -> bytes | np.ndarray[Any, Any]:
-    """Return the elements in C order, as bytes if NumPy lacks the dtype. Empty if they cannot be read."""
+    """Return the elements of a tensor as an array with the tensor's strides. All readers of the array go in C order.
+
+    If NumPy lacks the dtype, return an array of the elements' bytes in C order. If the elements cannot be read, return
+    empty bytes that carry the exception.
+    """
+    # A meta tensor has no elements.
     if value.is_meta:
         return b""
     try:
@@ -315,7 +320,11 @@ def _layout(array: np.ndarray[Any, Any]) -> tuple[int, ...]:
     Dimensions with one element, whose strides NumPy ignores, have a stride of 0.
     """
     strides = array_strides(array)
-    counted = [(size, stride) for size, stride in zip(array.shape, strides, strict=False) if size != 1]
+    # `array_strides` returns no strides for C order.
+    if not strides:
+        return ()
+    # Strides of dimensions with one element may differ from C order, although the elements are in C order.
+    counted = [(size, stride) for size, stride in zip(array.shape, strides, strict=True) if size != 1]
     if is_c_order([size for size, _ in counted], [stride for _, stride in counted]):
         return ()
     return tuple(stride if size != 1 else 0 for size, stride in zip(array.shape, strides, strict=True))

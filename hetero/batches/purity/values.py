@@ -224,13 +224,14 @@ def _parts(value: Any) -> list[Any]:
 
 
 def _plain_parts(value: Any) -> list[Any]:
-    """Return the attributes of an object that is plain if they are.
+    """Return the attributes of an object that is plain if all its attributes are plain.
 
     Raises:
-        TypeError: For other objects.
+        TypeError: If the object has another type. Such an object is never plain.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return [(each.name, getattr(value, each.name)) for each in dataclasses.fields(value)]
+    # A module of torch is not plain, because training changes its parameters in the rank alone.
     torch = imported("torch")
     is_module = torch is not None and isinstance(value, torch.nn.Module)
     if isinstance(value, argparse.Namespace | SimpleNamespace) or (is_user_class(type(value)) and not is_module):

@@ -233,7 +233,10 @@ class _Flattener:
         return tree
 
     def _without_collisions(self, items: tuple[Tree, ...], kind: type) -> tuple[Tree, ...]:
-        """Return keys or items of a set unchanged. Reject them if too many have the same hash."""
+        """Return keys or items of a set unchanged. Reject them if too many have the same hash.
+
+        The receiver would reject them, because the time to build a dict or set of them grows with their number squared.
+        """
         if collide(items):
             raise Unsendable(
                 f"more than {MAX_EQUAL_HASHES} keys or items of a {kind.__name__} have the same hash, as integers of "
