@@ -186,6 +186,8 @@ def _register(
         _factories[factory.name] = factory
     # Registration is a part of the import, so these are the values that data hosts have too.
     note_globals(factory)
+    # The last process to end must remove the samples in memory. This is often the rank, which never opens the cache
+    # itself: its loader's workers do. So register this here, and not only where the cache is opened.
     if factory.cache is not None and factory.cache.memory:
         # Imported here, because it imports NumPy, which launchers do not need.
         from hetero.cache.tiers import close_at_exit

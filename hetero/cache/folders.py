@@ -117,7 +117,8 @@ def sweep_memory() -> None:
         for parent in sorted(root.iterdir()):
             for folder in _folders(parent):
                 _remove_unused(folder)
-            # A process that keeps samples below this folder needs the file with the reservation.
+            # Processes that keep samples below this folder lock the file `RESERVE` while they reserve bytes there. So
+            # remove the file only after the last of the folders.
             if not _folders(parent):
                 with contextlib.suppress(OSError):
                     (parent / RESERVE).unlink(missing_ok=True)
