@@ -151,6 +151,7 @@ def measure_host(options: CostOptions, progress: Callable[[str], object]) -> Hos
         before = open_files()
         try:
             load_script(options.script, options.script_args, host=options.host, is_module=options.is_module)
+            # Do this again, because the script may have set up logging or signals.
             configure_process("WARNING")
             supply, contents = _measure_costs(options, before, progress, notes)
         except (HeteroError, OSError) as error:
@@ -344,7 +345,7 @@ def _figure(value: float | None, unit: str) -> Figure | None:
 
 
 def main() -> None:
-    """Measure and send the result. See the module's docstring."""
+    """Measure what the launcher wants, and send it the result."""
     channel = Channel(socket.socket(fileno=int(sys.argv[1])), "the launcher")
     options = decode(CostOptions, channel.receive(CALL_TIMEOUT_S))
     die_with_parent(options.parent_pid)

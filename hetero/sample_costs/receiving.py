@@ -96,7 +96,7 @@ def _show(_name: str, line: str) -> None:
 
 
 def main() -> None:
-    """Measure once. See the module's docstring."""
+    """Measure the CPU time of receiving once, and send the result to the measuring process."""
     channel = Channel(socket.socket(fileno=int(sys.argv[1])), "the process that measures")
     facts = channel.receive(CALL_TIMEOUT_S)
     die_with_parent(facts["parent_pid"])

@@ -113,6 +113,8 @@ def measure_samples(
         raise ConfigError("found no samples to measure; expected at least one request")
     begin_s = time.perf_counter()
     times = SampleTimes()
+    # `fetch` calls its ``cancelled`` before each sample and ``on_samples`` after the last one. So `mark` and `mark_end`
+    # record these times. `start` and `stop` are called before and after each batch.
     watch = _Stopwatch(cpu_clock)
     read_before, num_samples, num_failures = _read_bytes(), 0, 0
     # Measure without a cache. It does not help in the first epoch of a job, but here it would, because the same samples

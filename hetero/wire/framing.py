@@ -408,6 +408,7 @@ class BatchDecoder:
             self._leaf_index += 1
         shape = self._shapes[self._leaf_index]
         nbytes = shape.nbytes
+        # The caller's function may return pinned memory, which torch too uses only for tensors.
         buffer = self._allocate(nbytes) if shape.container == "tensor" else _allocate(nbytes)
         # The caller's function may return a buffer of another format, or a larger one.
         self._buffers.append((buffer if buffer.format == "B" else buffer.cast("B"))[:nbytes])
