@@ -204,11 +204,12 @@ class Delivery:
                     # endpoint cost a new connection, with a handshake and a thread.
                     connection.send(encode_refusal(Fault.BUSY, why_not, request=request))
                     continue
-                reply = Reply(connection, self._end_request, None if self._send_fault is None else self._spoil)
+                reply = Reply(connection, self._end_request, None if self._send_fault is None else self._damaged)
                 answer = self._answer(request, reply)
                 if not isinstance(answer, Later) and not reply.send_here(answer):
                     return
         finally:
+            # No other thread may use the connection after this, because the caller closes it.
             if reply is not None:
                 reply.give_up()
 
@@ -242,7 +243,7 @@ class Delivery:
             connection.send(encode_refusal(Fault.BUSY, "on purpose", request=request))
         return fault is None
 
-    def _spoil(self, answer: EncodedBatch) -> tuple[bytes, Sequence[memoryview]] | None:
+    def _damaged(self, answer: EncodedBatch) -> tuple[bytes, Sequence[memoryview]] | None:
         """Return the message and the payload of an answer with damage, if a fault for tests strikes now. Else None."""
         assert self._send_fault is not None
         fault = self._send_fault()

@@ -314,6 +314,8 @@ class EndpointLink:
                     return None
                 _, connection = self._idle.pop()
             call.hold(connection)
+            # `hold` shuts the connection of a cancelled call down. Return it, because its use raises what the caller
+            # expects. Otherwise the loop would close all idle connections.
             if connection.is_quiet() or call.is_cancelled:
                 return connection
             self._give_back(call, is_usable=False)  # the connection has ended, or sent data that was not asked for

@@ -52,9 +52,12 @@ class Links:
         self._clock = clock
         self._lock = threading.Lock()
         self._links: dict[Helper, EndpointLink] = {}
+        """Open links, the least recently used first."""
         self._num_users: Counter[EndpointLink] = Counter()
-        self._late_until_s: dict[Helper, float] = {}
-        self._named: set[Helper] = set()
+        """Number of parts in progress over each link that is in use."""
+        self._avoided_until_s: dict[Helper, float] = {}
+        """Monotonic time until which a helper that was late is not asked."""
+        self._logged_as_late: set[Helper] = set()
 
     def fetch(self, helper: Helper, message: bytes, decoder: BatchDecoder, *, on_call: Callable[[Call], None]) -> None:
         """Ask an endpoint for a part and receive it into ``decoder``. Blocks.
@@ -75,9 +78,9 @@ class Links:
     def avoid(self, helper: Helper) -> None:
         """Record that a part of an endpoint was late, so it is not asked for ten seconds. Log this the first time."""
         with self._lock:
-            self._late_until_s[helper] = self._clock() + MAX_BACKOFF_S
-            is_new = helper not in self._named
-            self._named.add(helper)
+            self._avoided_until_s[helper] = self._clock() + MAX_BACKOFF_S
+            is_new = helper not in self._logged_as_late
+            self._logged_as_late.add(helper)
         if is_new:
             logger.warning(
                 "samples from %s did not come in time. They are computed here, and it is not asked for %g s",
@@ -88,9 +91,9 @@ class Links:
     def is_avoided(self, helper: Helper) -> bool:
         """Return whether a part of an endpoint was late in the last ten seconds."""
         with self._lock:
-            if self._late_until_s.get(helper, 0.0) > self._clock():
+            if self._avoided_until_s.get(helper, 0.0) > self._clock():
                 return True
-            self._late_until_s.pop(helper, None)
+            self._avoided_until_s.pop(helper, None)
             return False
 
     @contextlib.contextmanager
@@ -150,7 +153,7 @@ class Part:
         self.problem = ""
         """Why the part did not arrive."""
         self.is_refused = False
-        """Whether the helper's samples cannot be sent."""
+        """Whether the helper has computed the samples, and cannot send them uncollated."""
         self.has_ended = False
         """Whether the part has arrived or its helper has failed."""
         self.is_failed = False
@@ -232,8 +235,8 @@ class Parts:
         with self._changed:
             return self._changed.wait_for(lambda: all(part.has_ended for part in self.missing), timeout_s)
 
-    def rest(self, samples: list[Any]) -> Iterator[int]:
-        """Put the parts that have arrived into the list, and yield the positions of the other samples.
+    def take_or_compute(self, samples: list[Any]) -> Iterator[int]:
+        """Put the parts that have arrived into the list, and yield the positions of samples to compute here instead.
 
         If a part arrives while its samples are computed here, the samples that are still missing are taken from it.
 

@@ -276,8 +276,9 @@ class DataServicer:
     def _gather(self, wanted: RequestedBatch, gathering: Gathering, reply: Reply) -> framing.EncodedBatch | None:
         """Answer a request whose samples other hosts keep."""
         with gathering:
-            # Wait on this thread and not on the compute thread. Compute threads of several endpoints would wait for
-            # each other, and at the start of a pass they would compute everything twice.
+            # Wait on this thread and not on the compute thread, which has to compute parts for other endpoints. If the
+            # compute threads waited, all endpoints would wait for each other until they give up. Then each endpoint
+            # would compute the samples of the others too.
             while not gathering.wait(is_busy=self._compute.num_queued > 0):
                 if reply.has_left():
                     return None

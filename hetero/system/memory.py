@@ -169,21 +169,21 @@ def _warn_of(choice: str) -> None:
 def keep_freed_memory() -> bool:
     """Let malloc keep up to 1 GiB of freed memory for the next allocations of any thread. Idempotent.
 
-    The bound of 1 GiB holds for the main arena. Other arenas, made by earlier threads, keep all freed blocks of less
-    than 64 MiB.
-
     glibc returns large blocks to the kernel when they are freed. The kernel then clears every page of the next block.
-    This costs 190 page faults per megabyte received and half of the CPU time of a transfer. Higher thresholds alone do
-    not help threads. Each thread has an arena, made of pieces of 64 MiB. No other thread can use the free memory of an
-    arena, and an empty piece is returned to the kernel. Therefore this function sets one arena for all threads. Threads
-    that have allocated before keep their arenas, and new threads share these arenas. The empty pieces of these arenas
-    are not returned, because malloc keeps memory of the size of a piece beyond the last block.
+    This costs 190 page faults per megabyte received and half of the CPU time of a transfer. Higher thresholds prevent
+    this only in the main arena.
 
-    Native code that allocates in several threads at the same time is slower with one arena. Four threads of a C program
-    that only allocate blocks of 1 to 9 KB needed four to seven times as long.
+    By default each thread has its own arena, which is made of pieces of 64 MiB. No other thread can use the free memory
+    of an arena, and an empty piece is returned to the kernel. Therefore this function allows only one arena, the main
+    arena. Arenas that exist already stay, and all threads share them. They keep their empty pieces, and all freed
+    blocks of less than 64 MiB, because this function also sets a padding (``top_pad``) of the size of one piece.
 
-    Call it at the start of a process, because one arena needs the least memory. Settings of malloc that the environment
-    has stay. The function does nothing if the environment has ``HETERO_MALLOC=default``, or without glibc.
+    Call this at the start of a process, before its threads, because one arena needs the least memory. Native code that
+    allocates in several threads at the same time is slower with one arena: four threads of a C program that only
+    allocate blocks of 1 to 9 KB needed four to seven times as long.
+
+    Settings of malloc in the environment stay unchanged. The function does nothing if the environment has
+    ``HETERO_MALLOC=default``, or without glibc.
 
     Returns:
         Whether malloc keeps memory now.

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from hetero.errors import ExitCode, ResourcesError
 from hetero.system.cgroups import memory_use, oom_kills
-from hetero.system.stop_signals import children_ignore_platform
+from hetero.system.stop_signals import sigterm_blocked_in_children
 from hetero.system.waits import END_TIMEOUT_S, SHORT_POLL_S
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def end_descendants(*, timeout_s: float = END_TIMEOUT_S, on_poll: Callable[[], o
 def start_child(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
     """Start a process with Popen's arguments. The caller must wait for its end, because `reap_adopted` ignores it."""
     # Hold the lock, because `reap_adopted` must not reap a child that is not in the set yet.
-    with _starting, children_ignore_platform(options.get("env")):
+    with _starting, sigterm_blocked_in_children(options.get("env")):
         process = subprocess.Popen(command, **options)
         _own_children.add(process)
     return process
