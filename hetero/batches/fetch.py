@@ -117,6 +117,7 @@ def fetch(
     difference = compare(first, again)
     if difference is None:
         return _reported(batch, failed, on_skips)
+    # Find the samples that differ, to name the first of them in the error.
     pairs = zip(request.work.labels, first_samples, samples, strict=True) if first_samples else ()
     differing = [index for index, one, other in pairs if compare(one, other)]
     advice = IMPURITY_ADVICE if built.split is None else f"{_STALE_ADVICE} {IMPURITY_ADVICE}"
@@ -185,6 +186,7 @@ def describe(built: BuiltDataset, *, host: str = "local") -> Description:
         DatasetError: If the user's ``__len__`` or ``fingerprint`` raises.
     """
     with preserved_generators(), built.loading_anew():
+        # Probe a Keras data set as it is in the first epoch, because its items may differ between epochs.
         built.enter_epoch(0, 0, host=host)
         try:
             num_samples = built.num_samples
@@ -326,6 +328,7 @@ def _compare_outlines(samples: Sequence[Any], request: BatchRequest) -> str:
 def _probe(built: BuiltDataset, num_samples: int | None, host: str) -> str:
     """Return a digest of the length and of a few samples."""
     hasher = blake2b(struct.pack("<q", -1 if num_samples is None else num_samples), digest_size=16)
+    # A request needs a spec, which does not affect the samples.
     spec = DatasetSpec("probe")
     positions = probes(num_samples or 0)
     if built.makes_batches:

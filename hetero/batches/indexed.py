@@ -81,7 +81,7 @@ class IndexedWork:
         """
         built.enter_epoch(request.seed, request.epoch, host=host)
         with built.worker_info():
-            # A data set with a cache has a `SplitDataset`. Its ``cache`` is None while all samples are loaded anew.
+            # A data set with a cache has a `SplitDataset`. It lacks a cache while all samples are loaded anew.
             if built.split is not None and built.split.cache is not None and len(self.indices):
                 # At the first batch, the cache checks the data set with one of the job's own samples.
                 _prepare_cache(built.split.cache, self.labels[0], built, host)
@@ -128,6 +128,7 @@ class IndexedWork:
             keys = np.ascontiguousarray(self.indices, dtype=np.int64).view(np.uint64)
             halves = [_mixed(keys, salt) for salt in _SALTS]
         else:
+            # Each digest of 16 bytes gives one number for each half.
             digests = b"".join(blake2b(_key_text(index), digest_size=16).digest() for index in self.indices)
             halves = list(np.frombuffer(digests, "<u8").reshape(-1, 2).T)
         occurrences = self.occurrences
@@ -135,6 +136,7 @@ class IndexedWork:
             if leave_out_repeats:
                 halves = [half[occurrences == 0] for half in halves]
             else:
+                # A repeat of an index counts as another sample, so mix its occurrence into the hash.
                 repeats = occurrences.astype(np.uint64)
                 halves = [
                     np.where(occurrences == 0, half, _mixed(half ^ repeats, salt))
@@ -261,7 +263,7 @@ def _compute_at_once(
         error = dataset_error(exc, dataset=built.name, host=host, stage="sample", to_do=to_do)
         if failed is None:
             raise error from exc
-    # Find the samples that raise.
+    # Find the samples that raise. Seed before each call, because it must not depend on the samples before.
     for position, index in enumerate(indices):
         _poll(cancelled)
         try:

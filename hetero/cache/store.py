@@ -150,7 +150,8 @@ class SampleStore:
             OSError: If the bound is reached.
         """
         with self._reserving():
-            # Reserve as many bytes as the segment has now. So a data set with a low bound reserves little.
+            # Reserve as many bytes as the segment has now, which doubles it. So a data set with few samples reserves
+            # little, and the lock is seldom needed.
             num_reserved = max(nbytes, min(_CHUNK_BYTES, own.end))
             # Near the bound, there may still be room for this one entry.
             if self._why_no_room(num_reserved):

@@ -68,7 +68,8 @@ class Tiers:
 
     def put(self, number: int, sample: EncodedSample) -> None:
         """Keep a sample in the first store with room. Log once if all are full."""
-        # Without a store, a warning was logged when the stores could not be opened.
+        # `put` of a store returns False if the store is full. Without a store, a warning was logged when the stores
+        # could not be opened.
         if any(store.put(number, sample) for store in self._stores) or self._has_warned or not self._stores:
             return
         self._has_warned = True

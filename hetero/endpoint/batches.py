@@ -192,7 +192,8 @@ class RequestedBatch:
             return EncodedBatch(
                 batch,
                 limits=self.limits,
-                # If the batch is copied, its own task is still running. Subtract 1, because that task is no load.
+                # If the batch is copied, its own task is still running. Subtract 1, because that task does not count as
+                # load.
                 num_queued=self.load.num_queued - int(copy),
                 copy=copy,
                 skips=skips,

@@ -52,8 +52,8 @@ class Task:
         self.submitted_s = 0.0
         """Monotonic time when the task was queued."""
         self._is_abandoned = is_abandoned
-        # The first check comes later, because the requester has only just sent the task. Each check is a system call
-        # that raises an exception.
+        # The first check comes later, because the requester has only just sent the task, and a check takes time: it is
+        # a system call that raises an exception.
         self._ask_at_s = time.monotonic() + _ASK_INTERVAL_S
         self.was_cancelled = False
         """Whether the task is known to be cancelled. Unlike `is_cancelled`, this does not call ``is_abandoned``."""

@@ -143,8 +143,8 @@ class Endpoint:
 
     def stop(self, grace_s: float) -> None:
         """Accept no new requests, give those in progress ``grace_s`` seconds, and end. Idempotent."""
-        # Stop the delivery of batches first. The end of an Attend call closes its reader's connections, so the gRPC
-        # server has to serve until the grace period is over.
+        # Stop the delivery of batches first, and wait for the grace period. The gRPC server has to serve until then,
+        # because the end of an Attend call closes its reader's connections.
         self._service.delivery.stop(grace_s)
         self._server.stop(0.0).wait(1.0)
         self._compute.close()
@@ -239,8 +239,8 @@ def run_endpoint(
             report("ready", {"pid": os.getpid(), "port": endpoint.port})
             if not prebuilt:
                 return serve()
-            # Data sets that the main thread has built must be used by the main thread. It may not come back from the
-            # user's code, so the thread `serve` ends the process.
+            # Data sets that the main thread has built must be used by the main thread, so another thread serves. The
+            # main thread may not come back from the user's code, so the other thread ends the process.
             serving = threading.Thread(target=run_to_end, args=(serve,), name="serve")
             serving.start()
             endpoint.compute()
@@ -284,9 +284,10 @@ def configure_process(level: str) -> None:
 
 
 def exit_process(status: int) -> None:
-    """End this process without the exit handlers of Python, which a forked process has inherited, or waits for threads.
+    """End this process at once, after the text that it has logged and printed is written.
 
-    What was logged and printed is written first.
+    Python's exit handlers are not called, because a forked process has inherited those of its parent. Threads are not
+    waited for.
     """
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):

@@ -71,6 +71,7 @@ class Gathering:
         return 1 + self._parts.num_taken
 
     def __enter__(self) -> Gathering:
+        """Ask the helpers for their samples. Does not block."""
         for number, helper in enumerate(self._helpers, 1):
             # A helper that was late is not asked. This endpoint then computes the helper's samples.
             if not self._links.is_avoided(helper):

@@ -167,7 +167,7 @@ class Part:
         self.has_ended = True
 
     def on_call(self, call: Call) -> None:
-        """Keep the call, so that `cancel` can end it, or end the call if `cancel` came first.
+        """Keep the call for `cancel`, or end the call if `cancel` came first.
 
         No lock is needed. Each of the two methods sets its attribute before it reads the other's.
         """
@@ -219,7 +219,7 @@ class Parts:
             helper: The endpoint.
             positions: The positions, which no other part has.
         """
-        # Divide by `_MAX_PER_HELPER` and round up, so that no more parts than this are needed.
+        # Divide by `_MAX_PER_HELPER` and round up. So this is the largest number of parts.
         part_samples = max(_SMALL_PART, math.ceil(len(positions) / _MAX_PER_HELPER))
         for begin in range(0, len(positions), part_samples):
             part = Part(helper, positions[begin : begin + part_samples])
@@ -250,7 +250,8 @@ class Parts:
             missing = self.missing
             if not missing:
                 return
-            # Compute samples of a part that has failed first, because the other parts may still arrive.
+            # Compute samples of a part that has failed first, because the other parts may still arrive. If none has
+            # failed, take the part that was asked for last.
             part = next((part for part in missing if part.is_failed), missing[-1])
             yield part.missing.pop()
             # All samples of the part are computed here, so the part is no longer needed.

@@ -78,7 +78,7 @@ class Reply:
     def send_here(self, answer: Answer) -> bool:
         """Send the answer. Block until the kernel has taken it. Return whether the connection may be used again.
 
-        It may not if there is no answer, or if the answer was damaged for a test.
+        After an answer of None, or one that was damaged for a test, the connection must end.
 
         Raises:
             OSError: The connection failed.

@@ -117,9 +117,10 @@ class Slot:
         return self.leaving_s is not None and self._idle_s is not None and self._idle_s > self.leaving_s
 
     def may_end(self, now_s: float) -> bool:
-        """Return whether to ask the process to end. True once, when it is idle and no reader uses it any more."""
+        """Return whether to ask the process to end. True once, when it is idle and readers have stopped using it."""
         if self.leaving_s is None or self.was_asked_to_end:
             return False
+        # Until all ranks know that the endpoint leaves, they may still send requests.
         is_idle = self._idle_s is not None and self._idle_s >= self.leaving_s + LEAVE_S
         return is_idle or now_s >= self.leaving_s + MAX_LEAVE_S
 
@@ -214,7 +215,7 @@ class Liveness:
         self._dumped_s: float | None = None
         """Time when the process was asked to write its stacks, None before."""
         self._latest_call_s = math.inf
-        """Time of the latest call of `next_action`. Infinite before the first, so that the first is not late."""
+        """Time of the latest call of `next_action`. Infinite before the first, because the first is never late."""
         self._is_suspended = False
         self._logged_suspension = False
         """Whether the present suspension was logged."""
@@ -258,7 +259,10 @@ class Liveness:
         return Action.DUMP
 
     def is_late(self, now_s: float) -> bool:
-        """Return whether the last beat is so old that the caller should check whether the process is suspended."""
+        """Return whether the last beat is so old that the caller should check whether the process is suspended.
+
+        This is half the bound, so the check comes before the process counts as stuck.
+        """
         return self._beat_s is not None and self.age_s(now_s) > self._bound_s / 2
 
     def _suspended(self, now_s: float) -> Action:

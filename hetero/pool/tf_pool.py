@@ -138,6 +138,7 @@ class ServicePool(EndpointPool):
         super()._start_what_is_due()
 
     def _publish(self) -> None:
+        """Report the servers that serve now, if they have changed."""
         for slot in self._slots:
             # With a journal, a restarted dispatcher continues, so it counts as the same incarnation.
             if slot.record is not None and slot.record.kind == TF_DISPATCHER and self._service.work_dir is not None:
@@ -216,7 +217,7 @@ class _Servers:
         configuration = {
             "index": index,
             "incarnation": incarnation,
-            # A restarted server gets its old port, so that its clients find it. At the first start, any free port.
+            # A restarted server gets its old port, where its clients look for it. At the first start, any free port.
             "port": self._ports.get(index, 0),
             "dispatcher": dispatcher,
             "worker_address": join_address(self._options.endpoint.address, _ANY_PORT),

@@ -108,7 +108,7 @@ class Fetcher:
             try:
                 batch = fetch(self._built, request)
             except DatasetError:
-                # If all parts raise, there is nothing to measure.
+                # With more failures than parts, probably all parts raise, and there is nothing to measure.
                 num_failures += 1
                 if num_failures > len(parts):
                     raise

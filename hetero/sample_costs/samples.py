@@ -121,7 +121,7 @@ def measure_samples(
     # are fetched again.
     with built.loading_anew():
         # Fetch one sample that does not count, because it opens files and fills caches. Its time gives the first chunk
-        # size.
+        # size. If it raises, the time until then does.
         with contextlib.suppress(DatasetError):
             fetch(built, next(split(requests, 1)), cancelled=watch.mark)
             num_samples += 1
@@ -167,7 +167,7 @@ class _Stopwatch:
 
     def __init__(self, cpu_clock: Callable[[], float]) -> None:
         self._cpu_clock = cpu_clock
-        # Times when the samples of this batch began, and when the last sample ended.
+        # Times when the samples of this batch began, and when the last sample ended, by each of the two clocks.
         self._cpu_s: list[float] = []
         self._wall_s: list[float] = []
         self._end_cpu_s = 0.0

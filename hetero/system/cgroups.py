@@ -52,6 +52,7 @@ def memory_use(process: Path = Path("/proc/self")) -> MemoryUse | None:
     groups = _figures(process)
     limited = [use for use in groups if use.limit_bytes is not None]
     own = next((use for use in groups if use.is_own), None)
+    # The group with the lowest limit, or the process's own group without any limit.
     return min(limited, key=lambda use: use.limit_bytes or 0, default=own)
 
 

@@ -43,7 +43,7 @@ def open_files() -> dict[int, str]:
             access = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
             may_read = access != os.O_WRONLY
             name = _name(descriptor)
-            # The dictionary has no entry for a file that is not mapped.
+            # For a file that is not mapped, the dictionary lacks an entry, and `get` returns None.
             is_only_read_through_map = access == os.O_RDONLY and is_writable_through_map.get(name) is False
             if stat.S_ISSOCK(mode):
                 found[descriptor] = name

@@ -135,6 +135,7 @@ class _Authority:
         key = _new_key()
         # A host both accepts and opens connections.
         both_sides = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+        # A certificate has another field for an address than for a name.
         try:
             name: x509.GeneralName = x509.IPAddress(ipaddress.ip_address(host))
         except ValueError:

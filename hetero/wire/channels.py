@@ -179,7 +179,7 @@ def bind(server: grpc.Server, address: str, port: int = 0, *, tls: Tls | None = 
 
     target = join_address(address, port)
     bound = 0
-    # If the server cannot listen there, gRPC raises RuntimeError.
+    # If the server cannot listen there, gRPC raises RuntimeError, and the port stays 0.
     with contextlib.suppress(RuntimeError):
         if tls is None:
             bound = server.add_insecure_port(target)

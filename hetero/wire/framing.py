@@ -377,8 +377,8 @@ class BatchDecoder:
             return
         if self._codec is None or compression != self._compression:
             raise ProtocolError(f"a batch is compressed with {compression}, but {self._compression} was requested")
-        # The header has the sizes of all blocks, so they are checked before anything is allocated. With a size in front
-        # of each block instead, the endpoint could not send sooner, because the checksum needs the whole batch first.
+        # The header has the sizes of all blocks, so they are checked before anything is allocated. The endpoint knows
+        # them when it sends the header, because the header's checksum needs the whole batch anyway.
         sizes = list(header.block_bytes)
         expected = [size for shape in shapes for size in raw_block_sizes(shape.nbytes)]
         if len(sizes) != len(expected):

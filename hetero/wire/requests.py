@@ -101,7 +101,7 @@ def serialize(request: BatchRequest, limits: Limits = _DEFAULT_LIMITS) -> bytes:
     """
     message = to_proto(request, limits)
     data = message.SerializeToString()
-    # The endpoint rejects larger keys and larger requests, so do not send them.
+    # The endpoint rejects larger keys and larger requests, so do not send them. Report both as too many indices.
     for size, max_bytes in ((len(message.keys), MAX_PARSED_BYTES), (len(data), MAX_FETCH_BYTES)):
         if size > max_bytes:
             raise ConfigError(

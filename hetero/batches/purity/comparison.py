@@ -121,6 +121,7 @@ def digest(value: object, *, skip_unreadable: bool = False) -> bytes:
         if isinstance(body, _Unreadable) and not skip_unreadable:
             raise body.error
         name = head.encode("utf-8", "surrogatepass")
+        # The lengths come first. Otherwise different parts could give the same bytes.
         hasher.update(b"%d %d " % (len(name), len(body) if isinstance(body, bytes) else body.nbytes))
         hasher.update(name)
         _update(hasher, body)
@@ -137,7 +138,9 @@ def sketch(value: object) -> bytes:
     """
     hasher = blake2b(digest_size=16)
     for _path, head, body in _walk(value, "", 0):
+        # Only arrays that rounding can affect are replaced by coarse statistics.
         content = body if isinstance(body, bytes) or not _is_rounded(body) else _coarse(body)
+        # Hash the length before each of the two. Otherwise different parts could give the same bytes.
         for part in (head.encode("utf-8", "surrogatepass"), content):
             hasher.update((len(part) if isinstance(part, bytes) else part.nbytes).to_bytes(8, "little"))
             _update(hasher, part)
@@ -277,7 +280,7 @@ def _elements(torch: Any, value: Any) -> bytes | np.ndarray[Any, Any]:
     If NumPy lacks the dtype, return an array of the elements' bytes in C order. If the elements cannot be read, return
     empty bytes that carry the exception.
     """
-    # A meta tensor has no elements.
+    # A meta tensor lacks elements.
     if value.is_meta:
         return b""
     try:
@@ -422,7 +425,8 @@ def _coarse(array: np.ndarray[Any, Any]) -> bytes:
     # All elements are 0, or the sum has overflowed.
     if not 0 < magnitude < math.inf:
         return str(magnitude).encode()
-    # Round the magnitude to eighths of a power of two, and the means to sixteenths of the magnitude.
+    # Round the magnitude to eighths of a power of two, and the means to sixteenths of the magnitude. These steps are
+    # much larger than the differences between CPUs.
     means = [round(part_sum / size / magnitude * 16) for part_sum, size in zip(sums, sizes, strict=True)]
     return repr((round(math.log2(magnitude) * 8), means)).encode()
 

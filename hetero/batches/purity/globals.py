@@ -309,8 +309,10 @@ def _show(name: str, value: Any) -> str:
     if isinstance(value, enum.Enum | PurePath):
         text = str(value)
     elif isinstance(value, str) and ("://" in value or _SECRET.search(value)):
+        # An address may contain a password.
         text = ""
     elif value is None or type(value) in (bool, int, float, complex, str):
+        # Python refuses to print very long integers.
         text = ascii(value) if not isinstance(value, int) or abs(value) < 10**_MAX_SHOWN_CHARS else ""
     elif isinstance(value, tuple) and all(type(item) in (bool, int, float) for item in value):
         text = repr(value)

@@ -56,6 +56,7 @@ def is_c_order(shape: Sequence[int], strides: Sequence[int]) -> bool:
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
         if stride != expected:
             return False
+        # In an empty tensor, the strides are those of a tensor with 1 in place of 0.
         expected *= max(size, 1)
     return True
 

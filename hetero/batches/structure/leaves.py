@@ -130,6 +130,7 @@ class LeafShape:
         ):
             raise ProtocolError(f"a leaf is a {self.container} of {self.dtype}, which no batch contains")
         ndim = len(self.shape)
+        # The shape of a scalar is empty, and that of a list has one dimension. Tensors and arrays may have any number.
         if ndim > max_ndim or ndim != {"scalar": 0, "list": 1}.get(self.container, ndim):
             raise ProtocolError(f"a {self.container} leaf has {ndim} dimensions, at most {max_ndim} are allowed")
         # Check the size, which cannot overflow as a Python integer. Ignore zeros in the shape, because the other
@@ -292,6 +293,7 @@ def _fixed(
         strides: Strides of the leaf in elements. Empty for C order.
     """
     nbytes = array.nbytes
+    # An empty array has 0 bytes, but its other dimensions are limited too.
     if not 0 < nbytes <= max_bytes:
         _check_size(array, max_bytes)
     # memoryview cannot cast empty data.
@@ -408,9 +410,9 @@ def _owner(torch: Any, data: Any) -> Any:
     """Return the tensor of bytes that begins at the data's address, or None if the memory is not torch's.
 
     Before torch's allocator reuses pinned memory, it waits until copies of this memory to an accelerator are done. The
-    allocator finds a copy by the tensor's storage, or by the address where the copy starts. It does not know the
-    storage of a tensor that is made from a buffer. So it would miss the copy of a part of such a tensor, and the next
-    batch could overwrite the part during the copy.
+    allocator knows a copy by the storage of the copied tensor, or by the address where the copy starts. A tensor that
+    is made from a buffer has another storage. If only a part of it is copied, the copy starts at another address too.
+    Then the allocator does not wait, and the next batch could overwrite the part during the copy.
     """
     owner: Any = getattr(getattr(data, "obj", None), "base", None)
     if type(owner) is not torch.Tensor or owner.dtype is not torch.uint8 or owner.ndim != 1:
