@@ -221,6 +221,7 @@ class BuiltDataset:
         except Exception as exc:
             note = f" (before epoch {epoch})"
             raise dataset_error(exc, dataset=self.name, host=host, stage="sample", note=note) from exc
+        # The worker info and the hooks refer to the earlier copy, so make new ones.
         if dataset is not self.dataset:
             self.dataset, self._worker_info_record = dataset, None
             self._seeding_hooks = self._find_seeding_hooks()
@@ -355,9 +356,8 @@ class BuiltDataset:
     def worker_info(self) -> AbstractContextManager[None]:
         """Return a context that makes ``torch.utils.data.get_worker_info()`` work as in torch's own workers.
 
-        Leave the context before collation, because ``default_collate`` puts tensors into shared memory if worker
-        info is set. In torch's own workers, shared memory is wanted, and this context restores torch's own worker info
-        on exit.
+        Leave the context before collation, because ``default_collate`` puts tensors into shared memory if worker info
+        is set. A worker of torch wants this. There, leaving the context restores the worker info that torch has set.
         """
         torch_data = imported("torch.utils.data")
         # Without torch nothing can be set, and in the trainer itself there is no worker.
@@ -427,7 +427,8 @@ def _run_seeded(factory: Callable[[], Any], key: int) -> Any:
     # each factory would avoid this, but would take 200 MB in endpoints that do not use torch.
     if had_torch or torch_generator_is_untouched():
         return dataset
-    # The factory imported torch and drew from torch's generator, which was not seeded yet. Run the factory again.
+    # The factory imported torch and drew from torch's generator, which was not seeded yet. Run the factory again. First
+    # free the memory and close the files of the first data set.
     del dataset
     seed_generators(key)
     return factory()
@@ -445,9 +446,9 @@ def _not_map_style(dataset: object, seeding: Seeding | None) -> str:
     # torch's IterableDataset has a ``__getitem__``, which only raises.
     is_iterable = torch_data is not None and isinstance(dataset, torch_data.IterableDataset)
     if is_iterable or not (hasattr(kind, "__getitem__") or hasattr(kind, "__getitems__")):
-        what = "an iterable data set" if is_iterable or hasattr(kind, "__iter__") else "not a data set"
+        found = "an iterable data set" if is_iterable or hasattr(kind, "__iter__") else "not a data set"
         return (
-            f"{what} ({name}); only map-style data sets are supported for now: "
+            f"{found} ({name}); only map-style data sets are supported for now: "
             "give it __getitem__(index) and __len__(), because any host must be able to compute any batch"
         )
     if seeding == "sample" and not hasattr(kind, "__getitem__"):

@@ -65,8 +65,9 @@ class _Served:
     """One data set of this endpoint: the task that builds it, and then the data set."""
 
     def __init__(self) -> None:
-        self.build: Task | None = None
+        self.build_task: Task | None = None
         self.built: BuiltDataset | None = None
+        """The data set. None until the task is done."""
         self.experience = Experience()
 
 
@@ -104,6 +105,7 @@ class DataServicer:
     ) -> None:
         self._prebuilt = prebuilt or {}
         self._announce = announce
+        # Without links, this endpoint computes all samples of its batches, and no parts for other endpoints.
         self._links = None if connect is None else Links(connect)
         self._compute = compute
         self._options = options
@@ -167,17 +169,21 @@ class DataServicer:
                         stage="build",
                     )
                 served = self._served[spec] = _Served()
-                named = (spec, *expected)
-                served.build = self._compute.submit(_FIRST, functools.partial(self._build, spec, named, served))
-            assert served.build is not None
-            return served.build
+                announced = (spec, *expected)
+                work = functools.partial(self._build, spec, announced, served)
+                served.build_task = self._compute.submit(_FIRST, work)
+            assert served.build_task is not None
+            return served.build_task
 
-    def _build(self, spec: DatasetSpec, named: Sequence[DatasetSpec], served: _Served, _task: Task) -> bytes:
-        """Build and describe a data set. Return the answer to Prepare. Runs on a compute thread."""
+    def _build(self, spec: DatasetSpec, announced: Sequence[DatasetSpec], served: _Served, _task: Task) -> bytes:
+        """Build and describe a data set. Return the answer to Prepare. Runs on a compute thread.
+
+        ``announced`` are this data set and those that the reader will ask for later.
+        """
         # Announce the data sets before the build is reported. The fork server may end this process in `_announce`, and
         # the process that replaces it reports its own builds.
         if self._announce is not None:
-            self._announce([each for each in named if is_shareable(each)])
+            self._announce([each for each in announced if is_shareable(each)])
         begin_s = time.monotonic()
         self._on_build(False)
         try:
@@ -190,7 +196,7 @@ class DataServicer:
             served.built = built
         except BaseException as error:
             with self._lock:
-                # Forget the failed build, so that the next Prepare tries again. A mount may have been late.
+                # Forget the failed build. Then the next Prepare tries again, because a mount may have been late.
                 del self._served[spec]
             if isinstance(error, DatasetError):
                 raise
@@ -256,9 +262,10 @@ class DataServicer:
         gathering = wanted.gathering()
         if gathering is not None:
             return self._gather(wanted, gathering, reply)
-        # Compression takes longer than sending, and a handler thread can do it while the next batch is computed.
-        is_small = served.experience.is_sent_at_once and request.compression is None and not request.is_part
-        if not is_small:
+        # Compression takes longer than sending, so it is left to this thread. Nothing is known about the size of a
+        # part.
+        compute_thread_sends = served.experience.is_sent_at_once and request.compression is None and not request.is_part
+        if not compute_thread_sends:
             return self._compute_and_wait(wanted, wanted.compute, reply)
 
         def send(task: Task) -> None:

@@ -38,7 +38,7 @@ class LineSource:
         self.name = name
         self.descriptor = descriptor
         self._on_line = on_line
-        self._rest = b""
+        self._rest = b""  # the beginning of a line whose end has not arrived
 
     def read(self, max_reads: int = 1) -> bool:
         """Read at most ``max_reads`` times, and pass lines to ``on_line``. Return False at the end of the output."""
@@ -88,7 +88,10 @@ class LineRelay:
         self._write = write
         self._tail_lines = tail_lines
         self._tails: dict[str, collections.deque[str]] = {}
+        """The last lines of each source, by its name."""
         self._discarded: list[int] = []
+        """Descriptors that `discard` got, for the relay's thread."""
+        # The pipe wakes the relay's thread, see `_poke`.
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
@@ -191,12 +194,11 @@ class LineRelay:
             # Copy the map, because `_close` changes it.
             sources = list(self._selector.get_map().values())
         for key in sources:
-            if key.data is None:
-                with self._lock:
-                    self._selector.unregister(key.fd)
-                os.close(key.fd)
-            else:
+            if key.data is not None:
                 self._close(key.data)
+        with self._lock:
+            self._selector.unregister(self._wake_read)
+        os.close(self._wake_read)
 
     def _finish(self, descriptor: int) -> None:
         """Relay what a discarded descriptor holds, and close it."""

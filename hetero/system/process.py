@@ -89,6 +89,7 @@ def bind_to_parent() -> None:
     parent = os.environ.pop(PARENT_VARIABLE, None)
     if parent is None:
         return
+    # The kernel can kill this process with its parent only. For another ancestor, a thread watches.
     if os.getppid() == int(parent):
         die_with_parent(int(parent))
     else:
@@ -262,23 +263,26 @@ class SignalWaiter:
 
     def __init__(self, signals: tuple[signal.Signals, ...]) -> None:
         self._signals = signals
-        self._before: list[tuple[signal.Signals, Any]] = []
+        self._handlers_before: list[tuple[signal.Signals, Any]] = []
+        # Set in `__enter__`.
         self._restore_wakeup: Callable[[], object] = lambda: None
         self._read_end = self._write_end = -1
 
     def __enter__(self) -> SignalWaiter:
+        """Let Python write the number of each arriving signal to a pipe, which `wait` reads."""
         self._read_end, self._write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         previous = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
         self._restore_wakeup = lambda: signal.set_wakeup_fd(previous)
         for number in self._signals:
-            self._before.append((number, signal.signal(number, _ignore)))
+            # Python writes to the pipe only for signals with a handler, even if the handler does nothing.
+            self._handlers_before.append((number, signal.signal(number, _ignore)))
         _waiting.add(self)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.abandon()
-        for number, handler in self._before:
-            # None: code outside of Python had set the handler, and Python cannot set it again.
+        for number, handler in self._handlers_before:
+            # If code outside of Python had set the handler, it is None here, and Python cannot set it again.
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
     def abandon(self) -> None:

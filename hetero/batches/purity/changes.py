@@ -70,14 +70,15 @@ def changes(block: ast.AST) -> Iterator[tuple[tuple[str, ...], int]]:
         elif isinstance(node, ast.Call):
             function = node.func
             # argparse sets attributes of the object that is passed as ``namespace=``.
-            filled = [each.value for each in node.keywords if each.arg == "namespace"]
+            namespaces = [each.value for each in node.keywords if each.arg == "namespace"]
             if isinstance(function, ast.Attribute) and function.attr in _MUTATORS:
                 names = _path(function.value)
             elif isinstance(function, ast.Name) and function.id == "setattr" and len(node.args) == 3:
+                # The name of the attribute is known only if it is a constant.
                 name = node.args[1]
                 names = (*_path(node.args[0]), str(name.value)) if isinstance(name, ast.Constant) else ()
-            elif filled:
-                names = _path(filled[0])
+            elif namespaces:
+                names = _path(namespaces[0])
         if names:
             yield names, node.lineno  # type: ignore[attr-defined]
 

@@ -142,6 +142,7 @@ class _Walk:
     def __init__(self) -> None:
         self.found = Reach()
         self._queue: deque[tuple[Any, int]] = deque()
+        """Objects to visit, each with its depth, see `push`."""
         # Keep the visited objects alive, because a new object could get the id of a freed one.
         self._seen: dict[int, Any] = {}
         self._user_modules = user_modules()
@@ -149,7 +150,7 @@ class _Walk:
     def push(self, value: Any, depth: int) -> None:
         """Queue an object, unless it was visited, is a plain value, or too many were visited.
 
-        ``depth`` counts the objects on the way from a function or class, each of which holds the next one.
+        ``depth`` counts the objects on the way from a function or class. Each of them holds the next one.
         """
         if isinstance(value, _SCALARS) or id(value) in self._seen or len(self._seen) >= _MAX_OBJECTS:
             return
@@ -194,9 +195,9 @@ class _Walk:
         for each in kind.__mro__:
             if not is_user_class(each):
                 continue
-            # If a subclass overrides a method, the base's method may read a global that the data set never reads.
             places = {place.name: place for place in _class_places(each)}
             for name, value in list(vars(each).items()):
+                # Skip a method that a subclass overrides, because it may read a global that the data set never reads.
                 if name in names and not uses_super:
                     continue
                 names.add(name)
@@ -376,16 +377,17 @@ def _is_user_file(file: str, script_folder: str | None) -> bool:
     if _is_inside(path, (_HETERO,)):
         return False
     libraries = _libraries()
-    below = path
+    path_below_script = path
     if script_folder is not None and _is_inside(path, (script_folder,)):
         # The script may be part of an installed package, and its folder may contain a virtual environment.
-        below = path[len(script_folder) :]
+        path_below_script = path[len(script_folder) :]
         libraries = tuple(library for library in libraries if _is_inside(library, (script_folder,)))
-    return not {"site-packages", "dist-packages"} & set(Path(below).parts) and not _is_inside(path, libraries)
+    is_installed = bool({"site-packages", "dist-packages"} & set(Path(path_below_script).parts))
+    return not is_installed and not _is_inside(path, libraries)
 
 
 def _script_folder() -> str | None:
-    """Return the folder of the script. None if there is no file, or if the folder has installed libraries."""
+    """Return the folder of the script. None without a file, or if the folder has installed libraries."""
     # Look for `SCRIPT_MODULE` before ``__main__``, because on an endpoint ``__main__`` is a program of hetero.
     for name in reversed(SCRIPT_NAMES):
         file = getattr(sys.modules.get(name), "__file__", None)
