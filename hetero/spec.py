@@ -93,6 +93,7 @@ class DatasetSpec:
             TypeError: If the data set lacks a length.
             DatasetError: If the factory raises.
         """
+        # If a describer is set, it asks other processes. The builder builds the data set here.
         describer = _describer or _builder
         if describer is None:
             raise TypeError(f"the length of {self} is known where its factory is registered")

@@ -316,6 +316,7 @@ def _compare_outlines(samples: Sequence[Any], request: BatchRequest) -> str:
 
     Never raises.
     """
+    # A result of `__getitems__` that is not a list is a whole batch, without single samples.
     if not isinstance(samples, list) or not samples:
         return ""
     outlines = [outline(sample) for sample in samples]

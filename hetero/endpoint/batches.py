@@ -156,10 +156,10 @@ class RequestedBatch:
         num_parts = 1 if gathering is None else gathering.num_parts
         skips = skipped[0] if skipped else None
         # If the batch is in new memory, a handler thread can encode it while the next batch is computed. Otherwise it
-        # may be in a buffer that the user's code fills again for the next batch.
+        # may be in a buffer that the user's code fills again for the next batch, so encode a copy here. Before, a
+        # buffer was filled again while another thread encoded it, and the wrong bytes were sent. The checksum cannot
+        # notice this, because it is computed from the wrong bytes.
         is_new = built.makes_new_memory(collate=request.collate)
-        # The copy is made here for that reason. Without it, a buffer was filled again while another thread encoded it,
-        # and the wrong bytes were sent. The checksum cannot notice this, because it is computed from the wrong bytes.
         encoded = None if is_new else self._encode(batch, skips, num_parts, copy=True)
         self.experience.latest_s = time.monotonic() - begin_s
         return encoded or (batch, skips, num_parts)

@@ -152,7 +152,8 @@ class Endpoint:
     def statistics(self, *, reads_memory: bool = False) -> dict[str, float]:
         """Return the counters of this process and its load, which the pool gets.
 
-        This blocks while the service is stuck. So a result shows the pool that the service is not stuck.
+        This needs the service's locks, and blocks while another thread holds one for ever. So each result also shows
+        the pool that the service is not stuck.
 
         Args:
             reads_memory: Whether to read the memory use now. Otherwise the numbers of bytes may be up to 10 s old.

@@ -328,7 +328,7 @@ class EndpointLink:
         """
 
         def register(connection: Connection) -> None:
-            """Let `close` and the call end the connecting. Raise if the link has ended before."""
+            """Let `close` and `Call.cancel` end the attempt to connect. Raise if the link has ended, or has no port."""
             with self._lock:
                 if self.why_ended or not self._hello:
                     raise ConnectionAbortedError(self.why_ended or "there is no connection yet")

@@ -298,6 +298,7 @@ class Parts:
         problem = ""
         try:
             limits = self._limits_of(part)
+            # The part is the same request for fewer samples, without the options that are for whole batches.
             request = dataclasses.replace(
                 self._request,
                 work=self._request.work.part(part.positions),

@@ -164,6 +164,7 @@ class Reply:
         except Exception as error:  # noqa: BLE001 - the connection's thread closes it
             logger.debug("a connection failed: %s", error)
             is_batch = False
+        # After a failed or damaged answer, the connection must not be used again.
         if not is_batch:
             self._connection.shut_down()
         self._end(is_batch=is_batch)

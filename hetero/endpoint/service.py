@@ -142,6 +142,7 @@ class DataServicer:
             try:
                 expected = [requests.spec_from_proto(each) for each in request.expected[:MAX_EXPECTED]]
                 task = self._start_build(requests.spec_from_proto(request.dataset), expected)
+                # If the caller has left, gRPC ignores the answer.
                 if not _wait(task, lambda: not context.is_active()):
                     return b""
                 reply: bytes = task.result()

@@ -333,6 +333,8 @@ class _ForkServer:
             else:
                 starts.append((child.index, child.incarnation, child.output))
         builder.hand_over(starts)
+        # Close the outputs, because the builder has copies of them, and the socket of announcements, which is not
+        # needed now.
         self._leave_to_endpoints()
         self._children.clear()
         while (ended := exit_status(builder.pid)) is None:

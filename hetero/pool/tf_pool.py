@@ -259,6 +259,7 @@ class _Servers:
             server = self._running[descriptor]
             while (packet := receive_packet(server.socket)) is not None:
                 event, _ = packet
+                # The process has closed its socket, because it ends.
                 if event["event"] == "gone":
                     yield self._ended(server)
                     break

@@ -233,6 +233,7 @@ def _measure_costs(
         fetchers.start(1)
         build_s = fetchers.ask(fetchers.channels, _BUILD_S, do="build")[0]["seconds"]
         progress("samples")
+        # With emulation, the times are not used. One fetch is enough for the contents of a batch.
         seconds = 0.0 if is_emulated else options.single_s
         (found,) = fetchers.ask(fetchers.channels, _ANSWER_S, do="measure", seconds=seconds)
         measured: SupplyProfile = decode(SupplyProfile, found["supply"])

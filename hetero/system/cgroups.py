@@ -200,6 +200,7 @@ def _folders(mounts: str, version: str, group: str, controller: str) -> list[Pat
 
 def _read_free(folder: Path, version: str) -> int | None:
     """Return the bytes that a group may still use, None without a limit. Cached files count as free."""
+    # The second of the `_FILES` has the limit.
     limit, current = (_read_number(folder / name) for name in (_FILES[version][1], _CURRENT_FILES[version]))
     if limit is None or current is None or limit >= _UNBOUNDED:
         return None

@@ -84,6 +84,7 @@ def mapped_files() -> Iterator[tuple[str, bool]]:
         for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").split("\n")[:-1]:
             # The kernel escapes a newline in a name, and no other separator.
             _, rights, _, _, inode, *name = line.split(maxsplit=5)
+            # The rights are for example ``rw-s``, where s means shared. Memory without a file has inode 0.
             is_shared = rights.startswith("rw") and rights.endswith("s")
             if is_shared or inode != "0":
                 yield name[0].removesuffix(_REMOVED) if name else "anonymous", is_shared

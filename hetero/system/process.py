@@ -332,7 +332,7 @@ def describe_exit_status(status: int) -> str:
         return _describe_signal(-status)
     if status == 0:
         return "ended normally"
-    # Lower codes are no signs of hetero, because other programs use them too.
+    # Other programs use lower codes too, so these do not show that the process belongs to hetero.
     known = {int(code): code.help_text for code in ExitCode if code >= ExitCode.CLUSTER}
     if status in known:
         return f"exited with {status} (HET-{status}): {known[status]}"
@@ -412,7 +412,7 @@ def _explain_kill() -> str:
     """
     global _explained_kills
     num_kills = oom_kills()
-    # The kernel has no counter for this process's group.
+    # Without a counter for this process's group, there are two possible reasons.
     if num_kills is None or _explained_kills is None:
         return f", by another process or out of memory{_describe_memory()}"
     # The counter has not grown, so the kernel killed no other process since the last one that was described.

@@ -235,6 +235,7 @@ class BlockReader:
         """
         self._received += nbytes
         size = self._sizes[self._index]
+        # A size of 0 means that the block is not compressed. Its length is then that of ``target``.
         if self._received < (size or len(target)):
             return 0
         if size:

@@ -280,7 +280,7 @@ def _open_without_waiting(path: str, flags: int) -> int:
 
 
 def _make_context(protocol: ssl._SSLMethod, paths: list[Path]) -> ssl.SSLContext:
-    """Return OpenSSL's settings for one side of a connection. `Tls` describes what they demand."""
+    """Return OpenSSL's settings for one side of a connection. The other side must show a certificate of the job."""
     authority, certificate, key = paths
     # PROTOCOL_TLS_CLIENT also checks the host's name.
     context = ssl.SSLContext(protocol)

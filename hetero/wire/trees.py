@@ -50,6 +50,7 @@ def encode_structure(tree: Tree, leaves: Sequence[Leaf]) -> bytes:
         )
         if dtype is None:
             made.numpy_dtype = leaf.dtype
+        # A leaf in C order has no strides, which saves bytes.
         if leaf.strides:
             made.strides.extend(leaf.strides)
     return message.SerializeToString()
@@ -210,6 +211,7 @@ class _TreeReader:
             raise ProtocolError("a part of a batch has an unknown kind")
         if kind == "complex":
             return complex(node.complex.real, node.complex.imaginary)
+        # An integer of more than 64 bits is sent as bytes.
         value: bool | int | float | str | bytes = getattr(node, kind)
         if isinstance(value, str | bytes) and _num_bytes(value) > self.limits.max_inline_bytes:
             raise ProtocolError(f"a string inside the header exceeds {self.limits.max_inline_bytes} bytes")

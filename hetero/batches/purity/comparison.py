@@ -214,6 +214,7 @@ def _walk_array(value: Any, path: str, depth: int) -> Iterator[_Part]:
         return
     array = np.asarray(value)
     head = f"{type(value).__name__} {array.dtype.str}{list(array.shape)}{_in_words(_layout(array))}"
+    # Objects and texts of variable length (kind T) lie outside of the array's memory.
     if array.dtype.hasobject or array.dtype.kind == "T":
         yield path, head, b""
         yield from _walk(array.tolist(), path, depth + 1)
@@ -378,7 +379,7 @@ def _describe_change(first: bytes, second: bytes, head: str, dtype: np.dtype[Any
         dtype: Element type of both parts. None if they are not arrays.
     """
     is_numeric = dtype is not None and dtype.kind in "biufc"
-    # Show both texts if they are short, or cannot be compared element by element.
+    # Show both contents if they differ in length, or if they are short and not numbers.
     if len(first) != len(second) or (len(first) <= 16 and not is_numeric):
         return " against ".join(_shown(part[:40], head) for part in (first, second))
     if dtype is None or not is_numeric:

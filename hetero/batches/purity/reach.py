@@ -69,7 +69,7 @@ class Place:
         if isinstance(self.owner, CellType):
             try:
                 return self.owner.cell_contents
-            except ValueError:
+            except ValueError:  # the variable has not been assigned
                 raise KeyError(self.name) from None
         return (self.owner if isinstance(self.owner, dict) else vars(self.owner))[self.name]
 

@@ -199,6 +199,7 @@ def numpy_leaf(value: Any, max_bytes: int) -> Leaf:
         if array.dtype.kind in "US" and array[()] != value:
             raise Unsendable(f"a {type(value).__name__} that ends in zeros cannot be sent; convert it to str or bytes")
         return _fixed("scalar", name, array, max_bytes)
+    # Send the elements in the order that a copy has in memory. The transposed array has this order as its C order.
     strides = array_strides(value)
     in_order = value.transpose(sorted(range(value.ndim), key=lambda dim: -strides[dim])) if strides else value
     return _fixed("array", name, in_order, max_bytes, shape=value.shape, strides=strides)
@@ -242,6 +243,8 @@ def tensor_leaf(torch: Any, tensor: Any, max_bytes: int) -> Leaf:
     name = _torch_names().get(tensor.dtype)
     if name is None:
         raise Unsendable(f"a tensor of {tensor.dtype} cannot be sent; convert it to one of {', '.join(_ITEM_BYTES)}")
+    # The memory of a tensor that torch negates or conjugates when it is read holds other values. Only complex tensors
+    # (dtypes c64 and c128) are conjugated.
     if tensor.is_neg() or (name[0] == "c" and tensor.is_conj()):
         _check_size(tensor, max_bytes)
         tensor = tensor.resolve_conj().resolve_neg()
@@ -369,6 +372,7 @@ def restore(leaf: Leaf) -> Any:
     if leaf.container == "tensor":
         return _restore_tensor(leaf)
     dtype = _NUMPY.get(leaf.dtype) or np.dtype(leaf.dtype)
+    # `frombuffer` rejects empty data.
     if not leaf.nbytes:
         return [] if leaf.container == "list" else np.empty(leaf.shape, dtype)
     array = np.frombuffer(bytearray(data) if data.readonly else data, dtype)
