@@ -150,6 +150,7 @@ class Part:
         self.missing = list(positions)
         """Positions that neither the helper nor this endpoint has computed."""
         self.decoder: BatchDecoder | None = None
+        """The answer that has arrived. None before that, and after its samples were taken."""
         self.problem = ""
         """Why the part did not arrive."""
         self.is_refused = False

@@ -110,6 +110,7 @@ class DataServicer:
         self._compute = compute
         self._options = options
         self._failures = Failures(options.name)
+        # Faults that tests inject into the calls.
         self._faults = {method: faults_at(method) for method in ("Prepare", "Attend")}
         self._limits = Limits(max_batch_bytes=options.max_batch_bytes)
         self._on_build = on_build

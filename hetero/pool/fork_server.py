@@ -109,8 +109,8 @@ class _ForkServer:
         self._builder: Builder | None = None
         # Endpoints announce data sets to a fork server that may start a builder. The builder itself has built them
         # already, and with a single endpoint there is nothing to share.
-        may_share = not self.why_not_fork and not self.prebuilt and self.base.num_endpoints > 1
-        self._announcements = make_channel() if may_share else None
+        may_announce = not self.why_not_fork and not self.prebuilt and self.base.num_endpoints > 1
+        self._announcements = make_channel() if may_announce else None
         """The two ends of the socket of announcements: for this process, and for its endpoints. None if closed."""
 
     def start(self, index: int, incarnation: str, output: int) -> None:

@@ -288,7 +288,9 @@ class RestartBudget:
         self._limit = limit
         self._return_s = return_s
         self._num_used = 0
+        """Restarts that were used and not given back."""
         self._latest_s = 0.0
+        """Monotonic time of the latest restart."""
 
     def take(self, now_s: float) -> bool:
         """Use one restart. Return whether one was left.

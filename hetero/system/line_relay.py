@@ -186,6 +186,7 @@ class LineRelay:
             # Only the pipe that wakes this thread is registered without a source.
             ready_sources = [key.data for key, _ in ready if key.data is not None]
             if len(ready_sources) < len(ready):
+                # Empty the pipe, or it would stay readable.
                 os.read(self._wake_read, 4096)
             for source in ready_sources:
                 if not source.read():
