@@ -176,8 +176,8 @@ def _register(
     with _lock:
         other = _factories.get(factory.name)
         # A file may be imported twice, as __main__ and by its name, and a notebook may run a cell again.
-        interactive = not hasattr(sys.modules.get("__main__"), "__file__") and function.__module__ == "__main__"
-        if other is not None and other.place != place and not interactive:
+        is_notebook = not hasattr(sys.modules.get("__main__"), "__file__") and function.__module__ == "__main__"
+        if other is not None and other.place != place and not is_notebook:
             raise ConfigError(
                 f"two data sets are named {factory.name!r}\n"
                 f"  First:  {other.place}\n  Second: {place}\n"
@@ -186,6 +186,8 @@ def _register(
         _factories[factory.name] = factory
     # Registration is a part of the import, so these are the values that data hosts have too.
     note_globals(factory)
+    # The last process to end must remove the samples in memory. This is often the rank, which never opens the cache
+    # itself: its loader's workers do. So register this here, and not only where the cache is opened.
     if factory.cache is not None and factory.cache.memory:
         # Imported here, because it imports NumPy, which launchers do not need.
         from hetero.cache.tiers import close_at_exit
@@ -198,6 +200,7 @@ def _register(
 
 def _warn_if_main_registers(name: str) -> None:
     """Log a warning if the script registers a data set in its ``__main__`` block, which data hosts do not run."""
+    # Find the frame that runs the top level of the script. Its present line is the one that registers the data set.
     frame: FrameType | None = sys._getframe()
     while frame is not None and (frame.f_code.co_name, frame.f_globals.get("__name__")) != ("<module>", "__main__"):
         frame = frame.f_back

@@ -210,6 +210,7 @@ class SampleFailure:
     def __str__(self) -> str:
         place = "in this process" if self.host == "local" else f"on {self.host}"
         when = f" at sample {self.sample_index}" if self.sample_index else ""
+        # For a single sample, its index says enough about the stage.
         if self.stage != "sample" or not when:
             when = f" {_STAGES.get(self.stage, self.stage)}{when}"
         head = f"data set {self.dataset!r} failed {place}{when}"

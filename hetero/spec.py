@@ -93,6 +93,7 @@ class DatasetSpec:
             TypeError: If the data set lacks a length.
             DatasetError: If the factory raises.
         """
+        # If a describer is set, it asks other processes. The builder builds the data set here.
         describer = _describer or _builder
         if describer is None:
             raise TypeError(f"the length of {self} is known where its factory is registered")
@@ -161,6 +162,7 @@ class Cache:
 
     def __post_init__(self) -> None:
         for name in ("memory", "disk"):
+            # The usual assignment is not possible in a frozen dataclass.
             object.__setattr__(self, name, _bytes_of(getattr(self, name), name))
         if not self.memory and not self.disk:
             raise ConfigError("a cache has neither memory nor disk\n  Say how much: hetero.Cache(memory='8 GB').")
@@ -221,6 +223,7 @@ class DatasetFactory:
         bound.apply_defaults()
         arguments: dict[str, Any] = {}
         for name, value in bound.arguments.items():
+            # The arguments that the parameter ``**kwargs`` collects are arguments of the data set too.
             if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
                 arguments.update(value)
             else:

@@ -21,6 +21,7 @@ def unwrap_subset(dataset: Any, indices: Iterable[Any] = ()) -> tuple[Any, list[
     """
     torch_data = imported("torch.utils.data")
     inner_indices = list(indices)
+    # A subclass of Subset may compute samples in another way, so it is not opened.
     while torch_data is not None and type(dataset) is torch_data.Subset:
         # An index may be a list of indices, which names a whole batch.
         inner_indices = [
@@ -57,7 +58,7 @@ def choose_seeding(dataset: Any, stated: Seeding | None) -> tuple[Seeding, str]:
         return stated, ""
     if not has_getitems(dataset):
         return "sample", ""
-    if not hasattr(type(innermost(dataset)), "__getitem__") or not _draws(dataset):
+    if not hasattr(type(innermost(dataset)), "__getitem__") or not _samples_draw(dataset):
         return "batch", ""
     return "sample", (
         f"{type(innermost(dataset)).__name__} has __getitems__, and its samples draw random numbers: each is seeded "
@@ -66,9 +67,10 @@ def choose_seeding(dataset: Any, stated: Seeding | None) -> tuple[Seeding, str]:
     )
 
 
-def _draws(dataset: Any) -> bool:
+def _samples_draw(dataset: Any) -> bool:
     """Return whether samples draw random numbers. Also true if the data set has ``on_seed`` or raises."""
     try:
+        # Draws from a generator that ``on_seed`` seeds do not change the global generators, so they cannot be seen.
         if hasattr(innermost(dataset), "on_seed"):
             return True
         for probe in probes(len(dataset)):

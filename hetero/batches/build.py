@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 _NOTHING = nullcontext()
 _overlaps = Overlaps()
-_NEVER_CALLED = (
+_SET_EPOCH_IS_NEVER_CALLED = (
     "data set {!r}: its set_epoch(){} is never called, because the script has only the name of the data set. What "
     "differs between epochs comes from the global random generators, or from on_seed(key)"
 )
@@ -73,7 +73,7 @@ class BuiltDataset:
         fingerprint: Callable[[Any], str] | str | None = None,
         worker_init_fn: Callable[[int], object] | None = None,
         info_seed: int = 0,
-        may_grow: bool = False,
+        is_from_factory: bool = True,
     ) -> None:
         self.name = name
         self.dataset = dataset
@@ -84,15 +84,17 @@ class BuiltDataset:
         self.num_workers = 0
         self.warnings: tuple[str, ...] = ()
         self._worker_init_fn = worker_init_fn
-        # The seed of torch's worker info. It is the same on all hosts, because a data set may use it.
+        # The seed in torch's worker info. A data set may draw with this seed, so it is the same on all hosts.
         self._info_seed = info_seed
-        self._may_grow = may_grow
+        self._is_from_factory = is_from_factory
         self.split: SplitDataset | None = None
-        self.makes_batches = not may_grow and is_keras_dataset(dataset)
+        # For an object that no factory built, hetero does what torch's loader does: it takes each item as one sample.
+        self.makes_batches = is_from_factory and is_keras_dataset(dataset)
+        # A Keras data set without these methods is the same in all epochs, so it needs no copies.
         self._epochs = EpochCopies(dataset) if self.makes_batches and overridden_hooks(dataset) else None
         # torch's record of this worker, made at the first use.
-        self._info: Any = None
-        self._on_seed = self._hooks()
+        self._worker_info_record: Any = None
+        self._seeding_hooks = self._find_seeding_hooks()
 
     @classmethod
     def from_factory(cls, factory: DatasetFactory, spec: DatasetSpec, *, host: str = "local") -> BuiltDataset:
@@ -125,15 +127,18 @@ class BuiltDataset:
             seeding=factory.seeding,
             fingerprint=factory.fingerprint,
             worker_init_fn=factory.worker_init_fn,
+            # The key has 64 bits without a sign. torch's seeds are signed, so one bit less is left.
             info_seed=BUILD_KEY >> 1,
         )
         if factory.cache is not None:
+            # The cache keeps the first part of a sample, so the samples have to be computed in two parts.
             built.split = built.dataset = SplitDataset(dataset)
+        # Warn about other data sets of this process, such as validation data, that have some of the same samples.
         built.warnings = _overlaps.add(spec, dataset)
         if callable(method := getattr(dataset, "set_epoch", None)):
             code = getattr(method, "__code__", None)
             place = f" in {Path(code.co_filename).name}:{code.co_firstlineno}" if code else ""
-            built.warnings += (_NEVER_CALLED.format(spec.name, place),)
+            built.warnings += (_SET_EPOCH_IS_NEVER_CALLED.format(spec.name, place),)
         return built
 
     @classmethod
@@ -153,15 +158,15 @@ class BuiltDataset:
         if problem := _not_map_style(dataset, seeding):
             raise ConfigError(f"the data set is {problem}")
         hooks = overridden_hooks(dataset)
-        # Do not log this in torch's workers, which would repeat the warning.
+        # Log this in the trainer only, because each of torch's workers would repeat the warning.
         if hooks and multiprocessing.parent_process() is None:
             logger.warning(
                 "%s of %s will not be called, as torch's loader calls neither: return the data set from a function "
-                "decorated with @hetero.dataset, and each epoch has what they make of it",
+                "decorated with @hetero.dataset, and hetero calls them for each epoch",
                 " and ".join(hooks),
                 type(dataset).__name__,
             )
-        return cls(dataset, name=type(dataset).__name__, collate_fn=collate_fn, seeding=seeding, may_grow=True)
+        return cls(dataset, name=type(dataset).__name__, collate_fn=collate_fn, seeding=seeding, is_from_factory=False)
 
     @functools.cached_property
     def seeding(self) -> Seeding:
@@ -216,9 +221,10 @@ class BuiltDataset:
         except Exception as exc:
             note = f" (before epoch {epoch})"
             raise dataset_error(exc, dataset=self.name, host=host, stage="sample", note=note) from exc
+        # The worker info and the hooks refer to the earlier copy, so make new ones.
         if dataset is not self.dataset:
-            self.dataset, self._info = dataset, None
-            self._on_seed = self._hooks()
+            self.dataset, self._worker_info_record = dataset, None
+            self._seeding_hooks = self._find_seeding_hooks()
 
     def become_worker(
         self,
@@ -242,7 +248,7 @@ class BuiltDataset:
         """
         if not 0 <= worker_index < num_workers:
             raise ConfigError(f"worker index {worker_index} is out of range, expected 0 to {num_workers - 1}")
-        self.worker_index, self.num_workers, self._info = worker_index, num_workers, None
+        self.worker_index, self.num_workers, self._worker_info_record = worker_index, num_workers, None
         function = worker_init_fn or self._worker_init_fn
         if function is None:
             return
@@ -276,7 +282,7 @@ class BuiltDataset:
         For a data set that a factory built, the first result is kept, because all hosts have agreed on it. For an
         object that the user built, the length is computed each time, because the object may grow between epochs.
         """
-        return self._ask_length() if self._may_grow else self._fixed_length
+        return self._fixed_length if self._is_from_factory else self._ask_length()
 
     @functools.cached_property
     def _fixed_length(self) -> int | None:
@@ -322,17 +328,17 @@ class BuiltDataset:
 
         For a Keras data set it also seeds TensorFlow's generator.
         """
-        return self._seed_all if self._on_seed else seed_generators
+        return self._seed_all if self._seeding_hooks else seed_generators
 
-    def _hooks(self) -> tuple[Callable[[int], object], ...]:
+    def _find_seeding_hooks(self) -> tuple[Callable[[int], object], ...]:
         """Return the functions that seed generators other than those of `random`, NumPy and torch."""
-        of_keras = (seed_tensorflow,) if self.makes_batches and imported("tensorflow") is not None else ()
-        return (*of_keras, *_find_hooks(self.dataset))
+        of_tensorflow = (seed_tensorflow,) if self.makes_batches and imported("tensorflow") is not None else ()
+        return (*of_tensorflow, *_find_on_seed(self.dataset))
 
     def _seed_all(self, key: int) -> None:
         """Seed the generators of `random`, NumPy and torch with a key, and then all others."""
         seed_generators(key)
-        for hook in self._on_seed:
+        for hook in self._seeding_hooks:
             hook(key)
 
     @contextmanager
@@ -350,23 +356,22 @@ class BuiltDataset:
     def worker_info(self) -> AbstractContextManager[None]:
         """Return a context that makes ``torch.utils.data.get_worker_info()`` work as in torch's own workers.
 
-        Leave the context before collation, because ``default_collate`` puts tensors into shared memory if worker
-        info is set. In torch's own workers, shared memory is wanted, and this context restores torch's own worker info
-        on exit.
+        Leave the context before collation, because ``default_collate`` puts tensors into shared memory if worker info
+        is set. A worker of torch wants this. There, leaving the context restores the worker info that torch has set.
         """
         torch_data = imported("torch.utils.data")
         # Without torch nothing can be set, and in the trainer itself there is no worker.
         if torch_data is None or not self.num_workers:
             return _NOTHING
         module = torch_data._utils.worker
-        if self._info is None:
-            self._info = module.WorkerInfo(
+        if self._worker_info_record is None:
+            self._worker_info_record = module.WorkerInfo(
                 id=self.worker_index,
                 num_workers=self.num_workers,
                 seed=self._info_seed,
                 dataset=self.user_dataset,
             )
-        return _WorkerInfo(module, self._info)
+        return _WorkerInfo(module, self._worker_info_record)
 
 
 class _WorkerInfo:
@@ -396,7 +401,7 @@ def log_warnings(warnings: Iterable[str]) -> None:
         logger.warning("%s", warning)
 
 
-def _find_hooks(dataset: Any) -> Iterator[Callable[[int], object]]:
+def _find_on_seed(dataset: Any) -> Iterator[Callable[[int], object]]:
     """Yield the ``on_seed`` methods of a data set, or of the data sets inside torch's wrappers."""
     hook = getattr(dataset, "on_seed", None)
     if callable(hook):
@@ -406,11 +411,11 @@ def _find_hooks(dataset: Any) -> Iterator[Callable[[int], object]]:
     if torch_data is None:
         return
     if isinstance(dataset, torch_data.Subset):
-        yield from _find_hooks(dataset.dataset)
+        yield from _find_on_seed(dataset.dataset)
     elif isinstance(dataset, torch_data.ConcatDataset | torch_data.StackDataset):
         inner = dataset.datasets
         for part in inner.values() if isinstance(inner, dict) else inner:
-            yield from _find_hooks(part)
+            yield from _find_on_seed(part)
 
 
 def _run_seeded(factory: Callable[[], Any], key: int) -> Any:
@@ -422,7 +427,8 @@ def _run_seeded(factory: Callable[[], Any], key: int) -> Any:
     # each factory would avoid this, but would take 200 MB in endpoints that do not use torch.
     if had_torch or torch_generator_is_untouched():
         return dataset
-    # The factory imported torch and drew from torch's generator, which was not seeded yet. Run the factory again.
+    # The factory imported torch and drew from torch's generator, which was not seeded yet. Run the factory again. First
+    # free the memory and close the files of the first data set.
     del dataset
     seed_generators(key)
     return factory()
@@ -440,9 +446,9 @@ def _not_map_style(dataset: object, seeding: Seeding | None) -> str:
     # torch's IterableDataset has a ``__getitem__``, which only raises.
     is_iterable = torch_data is not None and isinstance(dataset, torch_data.IterableDataset)
     if is_iterable or not (hasattr(kind, "__getitem__") or hasattr(kind, "__getitems__")):
-        what = "an iterable data set" if is_iterable or hasattr(kind, "__iter__") else "not a data set"
+        found = "an iterable data set" if is_iterable or hasattr(kind, "__iter__") else "not a data set"
         return (
-            f"{what} ({name}); only map-style data sets are supported for now: "
+            f"{found} ({name}); only map-style data sets are supported for now: "
             "give it __getitem__(index) and __len__(), because any host must be able to compute any batch"
         )
     if seeding == "sample" and not hasattr(kind, "__getitem__"):

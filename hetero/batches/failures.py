@@ -80,6 +80,7 @@ def dataset_error(
         if isinstance(error, OSError) and _number_of(error) == errno.EMFILE:
             # Add the limit, because the text of this error says neither how many files were open nor whose limit it is.
             note += f" (this process may open {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} files)"
+        # The advice is about data hosts, so the trainer itself does not get it.
         if isinstance(error, (FileNotFoundError, NotADirectoryError)) and host != "local":
             to_do = f"{_ON_EVERY_HOST}\n{to_do}".rstrip()
         if to_do:

@@ -71,13 +71,13 @@ def fetch(
         on_skips: Function that receives a report of the skipped samples. It is called at most once, after the batch is
             computed, and only if samples were skipped. The request must allow skipping.
         on_samples: Function that is called when all samples are computed, before they are collated.
-        positions: Chooses the samples to compute here. None: all samples. The data set must be divisible. The function
-            is called once for each time that the batch is computed.
+        positions: Chooses the samples to compute here. None: all samples. Only for data sets that are
+            `BuiltDataset.is_divisible`. If the batch is computed twice, the function is called twice.
 
     Returns:
         The result of ``collate_fn``, or of torch's ``default_collate`` if the user gave no ``collate_fn``. Without
         collation, ``collate_fn`` gets the one sample. The default is then torch's ``default_convert``. If the request
-        has ``as_is`` or torch is not installed, the default returns the sample itself.
+        has ``as_is`` (the caller wants no tensors) or torch is not installed, the default returns the sample itself.
 
     Raises:
         Cancelled: If ``cancelled()`` was true between two samples.
@@ -102,7 +102,8 @@ def fetch(
             on_samples()
         return samples, _collate(built, collate, samples, request, host), failed
 
-    samples, batch, failed = _with_torch_seeded(compute)
+    # If the samples import torch, they have drawn from torch's generator before it was seeded. Then compute them again.
+    samples, batch, failed = _repeat_if_it_imports_torch(compute)
     if not request.verify:
         return batch if failed is None else _reported(batch, failed, on_skips)
     # The purity check: compute the batch again and compare. First copy the first batch, because the second computation
@@ -116,6 +117,7 @@ def fetch(
     difference = compare(first, again)
     if difference is None:
         return _reported(batch, failed, on_skips)
+    # Find the samples that differ, to name the first of them in the error.
     pairs = zip(request.work.labels, first_samples, samples, strict=True) if first_samples else ()
     differing = [index for index, one, other in pairs if compare(one, other)]
     advice = IMPURITY_ADVICE if built.split is None else f"{_STALE_ADVICE} {IMPURITY_ADVICE}"
@@ -134,7 +136,7 @@ def fetch_part(
     """Compute the samples of a part of a batch. They are the same as in `fetch` for the whole batch.
 
     Args:
-        built: The data set of ``request.spec``. It is divisible.
+        built: The data set of ``request.spec``. It is `BuiltDataset.is_divisible`.
         request: The part. The ``work`` of the request has only the samples of the part.
         host: Name of this host in error messages.
         cancelled: Function that is called before every sample and returns whether to stop.
@@ -143,10 +145,10 @@ def fetch_part(
         Cancelled, DatasetError, ConfigError: As in `fetch`.
     """
     if built.collate_fn is None:
-        # Call this as for the whole batch, because it may import torch.
+        # `fetch` does this too. It may import torch, and then torch's generator is seeded for each sample too.
         _default_function(request)
     compute = partial(request.work.compute, built, request, host=host, cancelled=cancelled)
-    return list(_with_torch_seeded(compute))
+    return list(_repeat_if_it_imports_torch(compute))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +186,7 @@ def describe(built: BuiltDataset, *, host: str = "local") -> Description:
         DatasetError: If the user's ``__len__`` or ``fingerprint`` raises.
     """
     with preserved_generators(), built.loading_anew():
+        # Probe a Keras data set as it is in the first epoch, because its items may differ between epochs.
         built.enter_epoch(0, 0, host=host)
         try:
             num_samples = built.num_samples
@@ -207,7 +210,7 @@ def describe(built: BuiltDataset, *, host: str = "local") -> Description:
     )
 
 
-def _with_torch_seeded(compute: Callable[[], _T]) -> _T:
+def _repeat_if_it_imports_torch(compute: Callable[[], _T]) -> _T:
     """Return the result of ``compute``. If the call imports torch, call it a second time, and return that result.
 
     In the first call, torch's generator was not seeded and torch's worker info was missing.
@@ -313,6 +316,7 @@ def _compare_outlines(samples: Sequence[Any], request: BatchRequest) -> str:
 
     Never raises.
     """
+    # A result of `__getitems__` that is not a list is a whole batch, without single samples.
     if not isinstance(samples, list) or not samples:
         return ""
     outlines = [outline(sample) for sample in samples]
@@ -325,6 +329,7 @@ def _compare_outlines(samples: Sequence[Any], request: BatchRequest) -> str:
 def _probe(built: BuiltDataset, num_samples: int | None, host: str) -> str:
     """Return a digest of the length and of a few samples."""
     hasher = blake2b(struct.pack("<q", -1 if num_samples is None else num_samples), digest_size=16)
+    # A request needs a spec, which does not affect the samples.
     spec = DatasetSpec("probe")
     positions = probes(num_samples or 0)
     if built.makes_batches:
@@ -334,7 +339,7 @@ def _probe(built: BuiltDataset, num_samples: int | None, host: str) -> str:
         request = BatchRequest(spec=spec, work=IndexedWork(np.array([probe])), seed=0, epoch=0, position=0)
         compute = partial(request.work.compute, built, request, host=host)
         try:
-            first = _with_torch_seeded(compute)
+            first = _repeat_if_it_imports_torch(compute)
             # Keep only hashes of the sample. The second computation may reuse its memory, and a copy may be too large.
             # The sketch ignores rounding, which differs between hosts. The digest does not.
             first_sketch, first_digest = sketch(first), digest(first, skip_unreadable=True)

@@ -75,11 +75,16 @@ class IndexedWork:
         failed: FailedSamples | None = None,
         positions: ChoosePositions | None = None,
     ) -> Sequence[Any]:
-        """Return the samples in order. With ``failed``, substitutes replace the samples that raise."""
+        """Return the samples in order. With ``failed``, substitutes replace the samples that raise.
+
+        ``positions`` needs one seed for each sample. With one seed for the batch, all samples are computed here.
+        """
         built.enter_epoch(request.seed, request.epoch, host=host)
         with built.worker_info():
+            # A data set with a cache has a `SplitDataset`. It lacks a cache while all samples are loaded anew.
             if built.split is not None and built.split.cache is not None and len(self.indices):
-                _begin(built.split.cache, self.labels[0], built, host)
+                # At the first batch, the cache checks the data set with one of the job's own samples.
+                _prepare_cache(built.split.cache, self.labels[0], built, host)
             if built.seeding == "batch":
                 return _compute_together(built, request, self, host, cancelled, failed)
             return _compute_each(built, request, self, host, cancelled, failed, positions)
@@ -123,6 +128,7 @@ class IndexedWork:
             keys = np.ascontiguousarray(self.indices, dtype=np.int64).view(np.uint64)
             halves = [_mixed(keys, salt) for salt in _SALTS]
         else:
+            # Each digest of 16 bytes gives one number for each half.
             digests = b"".join(blake2b(_key_text(index), digest_size=16).digest() for index in self.indices)
             halves = list(np.frombuffer(digests, "<u8").reshape(-1, 2).T)
         occurrences = self.occurrences
@@ -130,6 +136,7 @@ class IndexedWork:
             if leave_out_repeats:
                 halves = [half[occurrences == 0] for half in halves]
             else:
+                # A repeat of an index counts as another sample, so mix its occurrence into the hash.
                 repeats = occurrences.astype(np.uint64)
                 halves = [
                     np.where(occurrences == 0, half, _mixed(half ^ repeats, salt))
@@ -138,11 +145,12 @@ class IndexedWork:
         return np.array([half.sum(dtype=np.uint64) for half in halves], dtype="<u8").tobytes()
 
 
-def _begin(cache: Any, index: Index, built: BuiltDataset, host: str) -> None:
-    """Let a cache begin a batch."""
+def _prepare_cache(cache: Any, index: Index, built: BuiltDataset, host: str) -> None:
+    """Let the cache open its files, and check with the sample at ``index`` that the data set's samples may be kept."""
     try:
         cache.begin(index)
     except Exception as exc:
+        # A `ConfigError` is a text of hetero about the data set. A traceback would show only code of hetero.
         found = str(exc) if isinstance(exc, ConfigError) else exc
         raise dataset_error(found, dataset=built.name, host=host, stage="sample", sample_index=index) from exc
 
@@ -156,7 +164,10 @@ def _compute_each(
     failed: FailedSamples | None,
     positions: ChoosePositions | None,
 ) -> Sequence[Any]:
-    """Compute each sample with its own seed. A substitute has the same seed and bytes as the sample that it repeats."""
+    """Compute each sample with its own seed. A substitute has the same seed and bytes as the sample that it repeats.
+
+    ``positions`` yields the samples to compute here, and itself puts the other samples into the list that it gets.
+    """
     dataset, seed = built.dataset, built.seed
     key_of = partial(sample_key, request.seed, request.epoch)
     indices = work.labels
@@ -252,7 +263,7 @@ def _compute_at_once(
         error = dataset_error(exc, dataset=built.name, host=host, stage="sample", to_do=to_do)
         if failed is None:
             raise error from exc
-    # Find the samples that raise.
+    # Find the samples that raise. Seed before each call, because it must not depend on the samples before.
     for position, index in enumerate(indices):
         _poll(cancelled)
         try:

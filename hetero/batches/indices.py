@@ -145,10 +145,12 @@ def index_bytes(index: Index) -> bytes:
     Raises:
         TypeError: If the index has a type that `plain_index` never returns.
     """
+    # The first byte names the type. A length follows if the size of the content varies.
     if isinstance(index, str):
         text = index.encode("utf-8", "surrogatepass")
         return _LENGTH(b"s", len(text)) + text
     if isinstance(index, tuple | list):
+        # The most common tuples have a short form.
         if isinstance(index, tuple) and is_integers(index):
             return _LENGTH(b"t", len(index)) + struct.pack(f"<{len(index)}q", *index)
         tag = b"T" if isinstance(index, tuple) else b"L"

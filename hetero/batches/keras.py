@@ -130,13 +130,15 @@ class EpochCopies:
         base = _keras_class(original)
         self._is_of_keras_3 = base is not None and hasattr(base, "on_epoch_begin")
         self._shares_arrays = True
+        """Whether copies share the large arrays of the original. False once a method has written to one of them."""
         self._latest: tuple[int, int, Any] | None = None
-        """Seed, epoch, and the copy whose methods will be called for the next epoch.
+        """Seed, latest epoch, and a copy whose methods were called for all epochs up to the latest.
 
-        No batch is fetched from this copy, because fetching may change a data set.
+        No batch is fetched from this copy, because fetching may change a data set. For the next epoch, the methods are
+        called on this copy again.
         """
         self._copies: dict[tuple[int, int], Any] = {}
-        """Copies to fetch from, by seed and epoch, the oldest first."""
+        """Copies to fetch batches from, by seed and epoch, the oldest first. Each is a copy of the one in `_latest`."""
 
     def at(self, seed: int, epoch: int) -> Any:
         """Return the copy of the data set for an epoch. May seed the global generators.
@@ -152,6 +154,7 @@ class EpochCopies:
         found = self._copies.get((seed, epoch))
         if found is None:
             found = self._copy(self._advanced(seed, epoch))
+            # Drop the oldest copies, to make room for this one.
             while len(self._copies) >= _NUM_COPIES:
                 del self._copies[next(iter(self._copies))]
             self._copies[seed, epoch] = found
@@ -171,7 +174,8 @@ class EpochCopies:
         """Return the data set after calling its methods for all epochs up to this one. Do not fetch from it."""
         # If a method raises, the copy is half changed and must not be kept.
         latest, self._latest = self._latest, None
-        # Go on from the latest copy if it has not passed the epoch. Otherwise begin before epoch 0 with a new copy.
+        # Go on from the latest copy if it has not passed the epoch. Otherwise take a new copy, whose latest epoch is
+        # -1, because it has begun none.
         if latest is not None and latest[0] == seed and latest[1] <= epoch:
             _, latest_epoch, dataset = latest
         else:
@@ -233,6 +237,7 @@ def _large_arrays(dataset: Any) -> list[np.ndarray[Any, Any]]:
             continue
         seen.add(id(value))
         if isinstance(value, np.ndarray):
+            # Write protection of an array does not protect the objects in it, so arrays of objects are not shared.
             if value.nbytes >= _SHARED_BYTES and not value.dtype.hasobject:
                 found.append(value)
         elif isinstance(value, dict):

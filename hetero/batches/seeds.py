@@ -65,6 +65,8 @@ def sample_key(seed: int, epoch: int, index: Index, occurrence: int) -> int:
         ConfigError: If a number is out of its range, or the index has a type that `index_bytes` rejects.
     """
     try:
+        # The first byte names the form of the index. So indices of different types have different messages. The most
+        # common forms have separate, short messages, which saves time.
         if isinstance(index, str):
             message = _HEAD(b"s", seed, epoch, occurrence) + index.encode("utf-8", "surrogatepass")
         elif isinstance(index, tuple) and is_integers(index):
@@ -92,6 +94,7 @@ def batch_key(seed: int, epoch: int, position: int, indices: npt.NDArray[np.int6
     """
     try:
         message = _BATCH_HEAD(b"b", seed, epoch, position)
+        # Convert other sequences of integers to an array, because both must give the same key.
         if not isinstance(indices, np.ndarray):
             integers = [_int64(index) for index in indices]
             if None not in integers:

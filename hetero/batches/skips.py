@@ -67,8 +67,11 @@ class FailedSamples:
         self._host = host
         self._epoch = epoch
         self._listed: list[Skip] = []
-        self._first: DatasetError | None = None
+        """The first `MAX_LISTED` failed samples, for the report."""
+        self._first_error: DatasetError | None = None
+        """Error of the first failed sample. It is raised if no sample can be the substitute."""
         self._working: list[int] | None = None
+        """Positions of the samples that did not raise, ascending. None before the first call of `substitute`."""
 
     def __bool__(self) -> bool:
         return bool(self.positions)
@@ -80,8 +83,8 @@ class FailedSamples:
         """
         index = self._indices[position]
         # Keep only the text, because the exception refers to the frames that hold the samples and this record.
-        if self._first is None:
-            self._first = dataset_error(
+        if self._first_error is None:
+            self._first_error = dataset_error(
                 error, dataset=self._dataset, host=self._host, stage="sample", sample_index=index
             )
         if len(self._listed) < MAX_LISTED:
@@ -98,9 +101,10 @@ class FailedSamples:
             failed = set(self.positions)
             self._working = [other for other in range(len(self._indices)) if other not in failed]
         if not self._working:
-            assert self._first is not None
+            assert self._first_error is not None
             note = f" (all {len(self._indices)} samples of the batch failed: there is no substitute)"
-            raise with_note(self._first, note)
+            raise with_note(self._first_error, note)
+        # The modulus continues the search at the first sample.
         return self._working[bisect.bisect(self._working, position) % len(self._working)]
 
     def withdraw(self, position: int) -> None:

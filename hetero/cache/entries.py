@@ -54,6 +54,7 @@ class EncodedSample:
         hasher = _hasher(index, fingerprint, structure)
         for piece in payload:
             hasher.update(piece)
+        # The sizes in the head say where the structure ends and where the entry ends.
         head = _HEAD.pack(_MAGIC, hasher.digest(), len(structure), payload_bytes)
         self.pieces: list[Any] = [head + structure, *payload]
         """Buffers that make the entry, one after the other."""
@@ -92,7 +93,7 @@ def read_entry(descriptor: int, offset: int, nbytes: int, *, index: int, fingerp
 
 def _read(descriptor: int, offset: int, nbytes: int, index: int, fingerprint: bytes) -> Any:
     """Return the value in an entry, see `read_entry`. If the entry is damaged, raise any exception."""
-    # Check the size first, so that no more memory is allocated than the file has bytes.
+    # Check the size first. So a damaged size does not make this process allocate more memory than the file has bytes.
     if not _HEAD.size <= nbytes <= os.fstat(descriptor).st_size - offset:
         raise DamagedEntryError("the file ends before the entry")
     magic, digest, structure_bytes, payload_bytes = _HEAD.unpack(os.pread(descriptor, _HEAD.size, offset))

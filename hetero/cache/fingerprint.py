@@ -73,6 +73,7 @@ class Fingerprint:
         hasher.update(json.dumps(None if stated is None else str(stated)).encode())
         num_samples = len(self._split.inner)
         hasher.update(str(num_samples).encode())
+        # The user's ``load`` may read torch's worker info, as in a batch.
         with self._built.worker_info():
             for probe in probes(num_samples):
                 hasher.update(_probe(self._split, probe))

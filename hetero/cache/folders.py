@@ -117,7 +117,8 @@ def sweep_memory() -> None:
         for parent in sorted(root.iterdir()):
             for folder in _folders(parent):
                 _remove_unused(folder)
-            # A process that keeps samples below this folder needs the file with the reservation.
+            # Processes that keep samples below this folder lock the file `RESERVE` while they reserve bytes there. So
+            # remove the file only after the last of the folders.
             if not _folders(parent):
                 with contextlib.suppress(OSError):
                     (parent / RESERVE).unlink(missing_ok=True)
@@ -156,7 +157,7 @@ def folder_bytes(folder: Path) -> int:
         for entry in entries:
             with contextlib.suppress(OSError):
                 facts = entry.stat(follow_symlinks=False)
-                # An index has gaps, which take no space. So count the blocks that it uses.
+                # An index has gaps, which take no space. So count the blocks that it uses, in units of 512 bytes.
                 total += facts.st_blocks * 512 if entry.name == INDEX else facts.st_size
     return total
 

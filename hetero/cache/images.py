@@ -73,6 +73,7 @@ def _plain_info(info: dict[Any, Any]) -> dict[Any, Any]:
     found: dict[Any, Any] = {}
     for key, value in info.items():
         plain = tuple(map(_plain, value)) if isinstance(value, tuple) else _plain(value)
+        # A tuple is kept if all its items are plain.
         parts = plain if isinstance(plain, tuple) else (plain,)
         if isinstance(key, str) and _PLAIN.issuperset(map(type, parts)):
             found[str(key)] = plain

@@ -67,11 +67,15 @@ class _KeptLoads:
         self._settings = settings
         self._fingerprint = Fingerprint(built, factory, spec)
         self._key = b""
+        """The fingerprint, empty before the first call of `begin`."""
         self._tiers: Tiers | None = None
+        """The open files, None before the first call of `begin` in this process."""
         self._is_checked = False
+        """Whether `_check` has compared a sample."""
         self._problem = ""
         """Why no sample may be kept. Empty if the check has passed."""
         self._warned: set[str] = set()
+        """Subjects of the warnings that were logged."""
 
     def begin(self, index: Any) -> None:
         """Check the data set, and open the files, unless this is done.

@@ -42,23 +42,25 @@ class SampleStore:
         fingerprint: What the samples depend on.
         num_samples: Indices are in ``[0, num_samples)``.
         max_bytes: Bound on the files of the data set, over all its fingerprints.
-        spared: Share of the file system that stays free.
+        free_share: Share of the file system that stays free.
 
     Raises:
         OSError: If the files cannot be opened.
     """
 
     def __init__(
-        self, folder: SharedFolder, fingerprint: bytes, num_samples: int, *, max_bytes: int, spared: float
+        self, folder: SharedFolder, fingerprint: bytes, num_samples: int, *, max_bytes: int, free_share: float
     ) -> None:
         self._folder = folder
         self._fingerprint = fingerprint
         self._num_samples = num_samples
         self._max_bytes = max_bytes
-        self._spared = spared
+        self._free_share = free_share
         self._index = os.open(folder.path / INDEX, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        self._segments: dict[int, int] = {}
+        self._open_segments: dict[int, int] = {}
+        """Descriptors of the segments that are open for reading, by number, the least recently used first."""
         self._own: _OwnSegment | None = None
+        """The segment that this process appends to. None before the first sample is kept."""
         self.why_full = ""
         """Why another sample does not fit. Empty if it fits."""
         self.num_damaged = 0
@@ -90,9 +92,8 @@ class SampleStore:
             return False
         try:
             own = self._own
+            # After a fork, the child begins its own segment. Otherwise both processes would append at the same place.
             if own is None or own.pid != os.getpid():
-                # After a fork, the child begins its own segment. Otherwise both processes would append at the same
-                # place.
                 own = self._own = self._begin_segment()
             if own.end + sample.nbytes > own.reserved:
                 self._reserve(own, sample.nbytes)
@@ -113,20 +114,20 @@ class SampleStore:
                 # Give back the bytes that were reserved but not used.
                 os.ftruncate(own.descriptor, own.end)
             os.close(own.descriptor)
-        for descriptor in (self._index, *self._segments.values()):
+        for descriptor in (self._index, *self._open_segments.values()):
             os.close(descriptor)
         self._folder.close()
 
     def _segment(self, number: int) -> int:
         """Return the descriptor of a segment for reading. Close the least recently used one if too many are open."""
-        descriptor = self._segments.pop(number, None)
+        descriptor = self._open_segments.pop(number, None)
         if descriptor is None:
             path = self._folder.path / f"data-{number}"
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         # Put the descriptor at the end of the dictionary, which is in the order of use.
-        self._segments[number] = descriptor
-        if len(self._segments) > _MAX_OPEN:
-            os.close(self._segments.pop(next(iter(self._segments))))
+        self._open_segments[number] = descriptor
+        if len(self._open_segments) > _MAX_OPEN:
+            os.close(self._open_segments.pop(next(iter(self._open_segments))))
         return descriptor
 
     def _begin_segment(self) -> _OwnSegment:
@@ -149,7 +150,8 @@ class SampleStore:
             OSError: If the bound is reached.
         """
         with self._reserving():
-            # Reserve as many bytes as the segment has now. So a data set with a low bound reserves little.
+            # Reserve as many bytes as the segment has now, which doubles it. So a data set with few samples reserves
+            # little, and the lock is seldom needed.
             num_reserved = max(nbytes, min(_CHUNK_BYTES, own.end))
             # Near the bound, there may still be room for this one entry.
             if self._why_no_room(num_reserved):
@@ -166,17 +168,18 @@ class SampleStore:
         """
         parent = self._folder.parent
         used = sum(folder_bytes(path) for path in parent.iterdir() if path.is_dir())
-        # Bytes beyond the bound of the data set, and beyond the share of the file system that stays free.
+        # Bytes that are missing under the bound of the data set, and in the file system, where a share stays free. They
+        # are negative if there is room.
         beyond_bound = used + wanted - self._max_bytes
         disk = shutil.disk_usage(parent)
-        beyond_disk = int(wanted + self._spared * disk.total - disk.free)
+        beyond_disk = int(wanted + self._free_share * disk.total - disk.free)
         if max(beyond_bound, beyond_disk) > 0:
             beyond_bound -= remove_unused(parent, enough=max(beyond_bound, beyond_disk))
             disk = shutil.disk_usage(parent)
         if beyond_bound > 0:
             return f"the bound of {bytes_text(self._max_bytes)} is reached"
-        if disk.free - wanted < self._spared * disk.total:
-            return f"{bytes_text(disk.free)} of {bytes_text(disk.total)} are free, and {self._spared:.0%} stay free"
+        if disk.free - wanted < self._free_share * disk.total:
+            return f"{bytes_text(disk.free)} of {bytes_text(disk.total)} are free, and {self._free_share:.0%} stay free"
         return ""
 
     @contextlib.contextmanager

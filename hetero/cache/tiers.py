@@ -19,9 +19,9 @@ from hetero.spec import Cache
 
 __all__ = ["Tiers", "close_at_exit", "close_tiers", "open_tiers"]
 
-_SPARED_MEMORY = 0.25
+_FREE_SHARE_OF_MEMORY = 0.25
 """Share of /dev/shm that stays free, because torch's workers put batches there."""
-_SPARED_DISK = 0.05
+_FREE_SHARE_OF_DISK = 0.05
 _LATE = -100
 """Priority of a finalizer of `multiprocessing` that runs after all others."""
 
@@ -47,9 +47,9 @@ class Tiers:
         if settings.memory:
             # Remove the samples that killed processes have left in memory.
             sweep_memory()
-            self._open(MEMORY, int(settings.memory), _SPARED_MEMORY)
+            self._open(MEMORY, int(settings.memory), _FREE_SHARE_OF_MEMORY)
         if settings.folder is not None:
-            self._open(Path(os.path.expandvars(settings.folder)).expanduser(), int(settings.disk), _SPARED_DISK)
+            self._open(Path(os.path.expandvars(settings.folder)).expanduser(), int(settings.disk), _FREE_SHARE_OF_DISK)
         # The arguments do not include `self`, because the finalizer would then keep this object alive.
         self._finalizer = weakref.finalize(self, _close, self._stores, os.getpid())
 
@@ -68,7 +68,8 @@ class Tiers:
 
     def put(self, number: int, sample: EncodedSample) -> None:
         """Keep a sample in the first store with room. Log once if all are full."""
-        # Without a store, a warning was logged when the stores could not be opened.
+        # `put` of a store returns False if the store is full. Without a store, a warning was logged when the stores
+        # could not be opened.
         if any(store.put(number, sample) for store in self._stores) or self._has_warned or not self._stores:
             return
         self._has_warned = True
@@ -82,11 +83,11 @@ class Tiers:
         """Close the files. Idempotent."""
         self._finalizer()
 
-    def _open(self, base: Path, max_bytes: int, spared: float) -> None:
+    def _open(self, base: Path, max_bytes: int, free_share: float) -> None:
         """Open a store below a folder. If this fails, log a warning and go on without it."""
         try:
             folder = SharedFolder(base, self._name, self._key.hex())
-            store = SampleStore(folder, self._key, self.num_samples, max_bytes=max_bytes, spared=spared)
+            store = SampleStore(folder, self._key, self.num_samples, max_bytes=max_bytes, free_share=free_share)
         except (ConfigError, OSError, OverflowError) as error:
             text = str(error).partition("\n")[0]
             logger.warning(
@@ -114,13 +115,13 @@ def open_tiers(settings: Cache, name: str, key: bytes, num_samples: int) -> Tier
     return tiers
 
 
-# Called once in each process, because multiprocessing clears the finalizers that a forked child has inherited.
 @functools.cache
 def close_at_exit(_pid: int) -> None:
-    """Call `close_tiers` when this process and its children end.
+    """Call `close_tiers` when this process and its children end. Later calls in the same process do nothing.
 
     Args:
-        _pid: Id of this process.
+        _pid: Id of this process. A forked child has another id, so its first call does the work again. This is needed,
+            because multiprocessing clears the finalizers that a forked child has inherited.
     """
     # Use a finalizer of multiprocessing, because its processes run no handlers of `atexit`. With a priority below 0,
     # the finalizer runs after `multiprocessing` has ended the children. A handler of `atexit` may run before that.

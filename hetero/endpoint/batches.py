@@ -23,7 +23,7 @@ from hetero.wire.limits import AT_ONCE_BYTES, Limits
 
 __all__ = ["Experience", "RequestedBatch"]
 
-_MEDIUM_BYTES = 512 * 2**10
+_SMALL_BYTES = 512 * 2**10
 _QUICK_S = 0.0005
 
 
@@ -35,7 +35,7 @@ class Experience:
         """Bytes of the payload of the latest batch. Infinite before the first."""
         self.latest_s = math.inf
         """Seconds that the compute thread took for the latest batch."""
-        self.is_plain = True
+        self.can_send_samples = True
         """Whether all samples so far could be sent without collation. If not, no other endpoint is asked for parts."""
         self.num_parts = 0
         """Parts that were computed for other endpoints."""
@@ -44,13 +44,14 @@ class Experience:
     def is_sent_at_once(self) -> bool:
         """Whether the compute thread should send the next batch itself.
 
-        It should if the batch is small, or if the batch has medium size and took almost no time to compute. To send a
-        batch of medium size takes a while. If batches take time to compute, another thread should send this batch while
-        the compute thread computes the next one.
+        It should if the latest batch was small (`_SMALL_BYTES`), or if it was larger (up to `AT_ONCE_BYTES`) and took
+        almost no time to compute. To send such a larger batch takes a while. If batches take time to compute, another
+        thread should send this batch while the compute thread computes the next one.
         """
-        # When the compute thread sent all batches of medium size, batches of 1 MB that take 0.9 ms to compute came at
-        # 0.78 of the former rate. With the limit `_QUICK_S` it is 0.90.
-        return self.latest_bytes <= (AT_ONCE_BYTES if self.latest_s < _QUICK_S else _MEDIUM_BYTES)
+        # When the compute thread sent all batches up to `AT_ONCE_BYTES`, batches of 1 MB that take 0.9 ms to compute
+        # came at 0.78 of the former rate. With the limit `_QUICK_S` it is 0.90.
+        max_bytes = AT_ONCE_BYTES if self.latest_s < _QUICK_S else _SMALL_BYTES
+        return self.latest_bytes <= max_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +81,12 @@ class RequestedBatch:
     def gathering(self) -> Gathering | None:
         """Return the object that gets samples from the hosts that keep them. None: this endpoint computes all."""
         request = self.request
+        # Readers send no owners with the purity check, because a part is computed once, and none with "skip", because a
+        # sample that raises makes its whole part fail.
         if request.owners is None or request.verify or request.on_sample_error == "skip" or self.links is None:
             return None
-        if not (self.experience.is_plain and self.built.is_divisible):
+        # Parts are sent as lists of samples, so the samples must be computed one by one, and arrive unchanged.
+        if not (self.experience.can_send_samples and self.built.is_divisible):
             return None
         return Gathering(request, limits=self.limits, links=self.links, on_refused=self._note_refused)
 
@@ -152,17 +156,17 @@ class RequestedBatch:
         num_parts = 1 if gathering is None else gathering.num_parts
         skips = skipped[0] if skipped else None
         # If the batch is in new memory, a handler thread can encode it while the next batch is computed. Otherwise it
-        # may be in a buffer that the user's code fills again for the next batch.
+        # may be in a buffer that the user's code fills again for the next batch, so encode a copy here. Before, a
+        # buffer was filled again while another thread encoded it, and the wrong bytes were sent. The checksum cannot
+        # notice this, because it is computed from the wrong bytes.
         is_new = built.makes_new_memory(collate=request.collate)
-        # The copy is made here for that reason. Without it, a buffer was filled again while another thread encoded it,
-        # and the wrong bytes were sent. The checksum cannot notice this, because it is computed from the wrong bytes.
         encoded = None if is_new else self._encode(batch, skips, num_parts, copy=True)
         self.experience.latest_s = time.monotonic() - begin_s
         return encoded or (batch, skips, num_parts)
 
     def _note_refused(self) -> None:
         """Record that a helper could not send samples of this data set uncollated. No later batch asks for parts."""
-        self.experience.is_plain = False
+        self.experience.can_send_samples = False
 
     def _compute_part(self, task: Task) -> EncodedBatch:
         """Compute a part of a batch for another endpoint, and return it encoded."""
@@ -188,8 +192,9 @@ class RequestedBatch:
             return EncodedBatch(
                 batch,
                 limits=self.limits,
-                # If the batch is copied, its own task is still running. That task must not count as load.
-                num_queued=self.load.num_queued - copy,
+                # If the batch is copied, its own task is still running. Subtract 1, because that task does not count as
+                # load.
+                num_queued=self.load.num_queued - int(copy),
                 copy=copy,
                 skips=skips,
                 request=self.data,

@@ -32,7 +32,8 @@ class Task:
 
     Args:
         work: Called with this task on a compute thread. It calls `is_cancelled` often.
-        emulated_s: Seconds that the task occupies its slot, or 0 to free the slot when the work is done.
+        emulated_s: Seconds that an emulated vCPU needs for the task. The task occupies its slot for this time, even if
+            its work is done before. 0: no emulation, so the slot is free when the work is done.
         is_abandoned: Returns whether the requester has left. This may need a system call. So it is called at most every
             5 ms, and not in the first 5 ms.
         on_finish: Called with this task on the compute thread when the task is done. Raises nothing.
@@ -51,12 +52,13 @@ class Task:
         self.submitted_s = 0.0
         """Monotonic time when the task was queued."""
         self._is_abandoned = is_abandoned
-        # The first check comes later, because the requester has only just sent the task. Each check is a system call
-        # that raises an exception.
+        # The first check comes later, because the requester has only just sent the task, and a check takes time: it is
+        # a system call that raises an exception.
         self._ask_at_s = time.monotonic() + _ASK_INTERVAL_S
         self.was_cancelled = False
         """Whether the task is known to be cancelled. Unlike `is_cancelled`, this does not call ``is_abandoned``."""
-        self._cancelled = threading.Event() if emulated_s > 0 else None
+        # Only an emulated task waits after its work. The event ends this wait if the task is cancelled.
+        self._cancel_event = threading.Event() if emulated_s > 0 else None
         self._is_finished = False
         # This lock is held until the task is done. `wait` takes it. A lock is cheaper than an event.
         self._unfinished = threading.Lock()
@@ -67,8 +69,8 @@ class Task:
     def cancel(self) -> None:
         """Cancel the task. If it runs, it stops at its next call of `is_cancelled`. Idempotent."""
         self.was_cancelled = True
-        if self._cancelled is not None:
-            self._cancelled.set()
+        if self._cancel_event is not None:
+            self._cancel_event.set()
         # Drop the work, because a cancelled task stays in the queue until its turn, and its data would stay in memory.
         self._work = None
 
@@ -117,8 +119,8 @@ class Task:
 
     def wait_cancelled(self, timeout_s: float) -> None:
         """Block until cancelled, at most ``timeout_s`` seconds. Only for a task with emulated time."""
-        assert self._cancelled is not None
-        self._cancelled.wait(timeout_s)
+        assert self._cancel_event is not None
+        self._cancel_event.wait(timeout_s)
 
 
 class Compute:
@@ -141,14 +143,15 @@ class Compute:
         self._num_submitted = 0
         self._running: set[Task] = set()
         self._is_closed = False
-        self._real_work = threading.Lock()
+        # Held while the user's code runs. Random generators are global to the process, so slots run one after another.
+        self._one_at_a_time = threading.Lock()
         self._fault = faults_at("compute")
         self.num_overruns = 0
         """Tasks whose work took longer than their emulated time. The time spent waiting for other tasks counts too."""
-        self._late: deque[tuple[float, float]] = deque()
+        self._late_intervals: deque[tuple[float, float]] = deque()
         """Begin and end of the latest intervals in which a slot was late, see `late_s`."""
         self._earlier_late_s = 0.0
-        """Sum of all earlier intervals."""
+        """Seconds of all earlier intervals together."""
         self.busy_s = 0.0
         """Seconds spent on tasks, summed over all slots. This includes the time that emulated tasks wait."""
         for slot in range(int(is_served_by_caller), num_slots):
@@ -193,46 +196,49 @@ class Compute:
             self._changed.notify_all()
 
     def serve(self) -> None:
-        """Run tasks on the calling thread until this is closed."""
-        took_s, free_s = 0.0, self._clock()
+        """Run tasks on the calling thread until this is closed.
+
+        With emulation, also measure how late each task ends, because reports say how far an emulated job can be wrong.
+        """
+        last_task_s, free_since_s = 0.0, self._clock()
         while True:
             with self._lock:
-                # Add the time of the task of the last round.
-                self.busy_s += took_s
+                # Add the time of the task of the last round here, where the lock is held anyway.
+                self.busy_s += last_task_s
                 while not self._queue:
                     if self._is_closed:
                         return
                     self._changed.wait()
                 _, _, task = heapq.heappop(self._queue)
                 self._running.add(task)
-            taken_s = self._clock()
+            begin_s = self._clock()
             overran = self._run(task)
             with self._lock:
                 self._running.discard(task)
                 self.num_overruns += overran
             # `finish` sends small batches. It runs inside the measured time, because sending counts as busy time.
             task.finish()
-            ended_s = self._clock()
-            took_s = ended_s - taken_s
-            # An ideal slot begins as soon as the slot is free and the task is queued. On a busy machine the slot's
-            # thread wakes up later, which counts as late.
-            due_s = max(free_s, task.submitted_s) + task.emulated_s
-            if task.emulated_s > 0 and ended_s > due_s:
-                self._add_late(due_s, ended_s)
-            free_s = ended_s
+            end_s = self._clock()
+            last_task_s = end_s - begin_s
+            # The emulated vCPU begins as soon as it is free and the task is queued. This thread may wake up later on a
+            # busy machine, which counts as late too.
+            due_s = max(free_since_s, task.submitted_s) + task.emulated_s
+            if task.emulated_s > 0 and end_s > due_s:
+                self._add_late(due_s, end_s)
+            free_since_s = end_s
             # Without this, the task's result would stay in memory until this thread takes another task.
             del task
 
     @property
     def late_s(self) -> float:
-        """Seconds while at least one slot was occupied for longer than emulated.
+        """Seconds while at least one slot was late: its emulated vCPU would have ended the task already.
 
-        A slot is late if the work was too slow, if a thread woke up late, or if finishing a task took time. The tasks
-        on the critical path of a job run one after the other. So the delays of all these tasks together are at most
-        this time.
+        A slot is late if the work was too slow, if a thread woke up late, or if finishing a task took time. A job waits
+        for some of its tasks one after the other, so the delays of these tasks do not overlap. Therefore emulation has
+        delayed the job by this time at most.
         """
         with self._lock:
-            return self._earlier_late_s + sum(end_s - begin_s for begin_s, end_s in self._late)
+            return self._earlier_late_s + sum(end_s - begin_s for begin_s, end_s in self._late_intervals)
 
     def _add_late(self, begin_s: float, end_s: float) -> None:
         """Add a late interval, and merge it with the intervals that it overlaps.
@@ -240,23 +246,25 @@ class Compute:
         An overlapping interval may have a later end, because another slot added it.
         """
         with self._lock:
-            while self._late and self._late[-1][1] >= begin_s:
-                earlier_s, later_s = self._late.pop()
-                begin_s, end_s = min(begin_s, earlier_s), max(end_s, later_s)
-            self._late.append((begin_s, end_s))
-            if len(self._late) > _MAX_LATE:
-                begin_s, end_s = self._late.popleft()
+            while self._late_intervals and self._late_intervals[-1][1] >= begin_s:
+                other_begin_s, other_end_s = self._late_intervals.pop()
+                begin_s, end_s = min(begin_s, other_begin_s), max(end_s, other_end_s)
+            self._late_intervals.append((begin_s, end_s))
+            if len(self._late_intervals) > _MAX_LATE:
+                begin_s, end_s = self._late_intervals.popleft()
                 self._earlier_late_s += end_s - begin_s
 
     def _run(self, task: Task) -> bool:
         """Run one task, and wait until its emulated time has passed. Return whether the work took longer."""
-        taken_s = self._clock()
+        begin_s = self._clock()
         if not task.is_cancelled():
-            with self._real_work:
+            # Wait for the work of other slots, because random generators are global to a process. Slots overlap only in
+            # the wait below.
+            with self._one_at_a_time:
                 if self._fault is not None:
                     self._fault()
                 task.run()
-        remaining_s = taken_s + task.emulated_s - self._clock()
+        remaining_s = begin_s + task.emulated_s - self._clock()
         if remaining_s > 0:
             task.wait_cancelled(remaining_s)
         return task.emulated_s > 0 and remaining_s < 0

@@ -62,10 +62,13 @@ class Delivery:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._session_tokens: dict[bytes, set[Connection]] = {}
+        """The valid session tokens, each with the open connections that have shown it."""
         self._dismissed: deque[bytes] = deque(maxlen=_MAX_CONNECTIONS)
+        """The latest session tokens that were valid earlier."""
         self._num_connections = 0
         self._num_busy = 0
         self._is_draining = False
+        """Whether `stop` was called, so new requests are refused."""
         self.is_stopped = False
         """Whether the grace period of `stop` has ended."""
         self._fetch_fault, self._send_fault = faults_at("Fetch"), faults_at("send")
@@ -130,16 +133,17 @@ class Delivery:
     def _admit(self, peer: UnauthenticatedPeer, shown: bytes) -> bool:
         """Start a thread for the connection if its session token is valid. Return whether it is."""
         with self._lock:
+            # `compare_digest` takes the same time for all wrong tokens, so a peer learns nothing about the right ones.
             session_token = next((known for known in self._session_tokens if hmac.compare_digest(known, shown)), None)
             if session_token is None:
                 return False
             # Admit the peer only after the check of its token, because `admit` allocates memory.
             connection = peer.admit()
-            is_full = self._num_connections >= _MAX_CONNECTIONS
+            has_too_many = self._num_connections >= _MAX_CONNECTIONS
             self._num_connections += 1
             self._session_tokens[session_token].add(connection)
         thread = threading.Thread(
-            target=self._serve, args=(connection, session_token, is_full), name="connection", daemon=True
+            target=self._serve, args=(connection, session_token, has_too_many), name="connection", daemon=True
         )
         try:
             thread.start()
@@ -150,13 +154,13 @@ class Delivery:
             raise
         return True
 
-    def _serve(self, connection: Connection, session_token: bytes, is_full: bool) -> None:
-        """Answer the requests of a connection and close it. If ``is_full``, only refuse its first request.
+    def _serve(self, connection: Connection, session_token: bytes, has_too_many: bool) -> None:
+        """Answer the requests of a connection and close it. With ``has_too_many``, only refuse its first request.
 
         Runs in the connection's thread.
         """
         try:
-            if is_full:
+            if has_too_many:
                 # Answer before closing, because a reader counts a connection that closes at once as a lost endpoint. If
                 # the request is too long to be read here, the connection is closed, and the reader tries again.
                 deadline_s = time.monotonic() + CALL_TIMEOUT_S
@@ -198,21 +202,22 @@ class Delivery:
                 if self._fetch_fault is not None and not self._survives(self._fetch_fault, connection, request):
                     return
                 reply = None
-                why_not = self._why_not()
+                why_not = self._accept_or_refuse()
                 if why_not:
                     # Keep the connection open. When a refusal ended the connection, each attempt at an overloaded
                     # endpoint cost a new connection, with a handshake and a thread.
                     connection.send(encode_refusal(Fault.BUSY, why_not, request=request))
                     continue
-                reply = Reply(connection, self._end_request, None if self._send_fault is None else self._spoil)
+                reply = Reply(connection, self._end_request, None if self._send_fault is None else self._damaged)
                 answer = self._answer(request, reply)
                 if not isinstance(answer, Later) and not reply.send_here(answer):
                     return
         finally:
+            # No other thread may use the connection after this, because the caller closes it.
             if reply is not None:
                 reply.give_up()
 
-    def _why_not(self) -> str:
+    def _accept_or_refuse(self) -> str:
         """Return why a request is refused. If it is accepted, count it as in progress, and return an empty text."""
         with self._lock:
             if self._is_draining:
@@ -242,7 +247,7 @@ class Delivery:
             connection.send(encode_refusal(Fault.BUSY, "on purpose", request=request))
         return fault is None
 
-    def _spoil(self, answer: EncodedBatch) -> tuple[bytes, Sequence[memoryview]] | None:
+    def _damaged(self, answer: EncodedBatch) -> tuple[bytes, Sequence[memoryview]] | None:
         """Return the message and the payload of an answer with damage, if a fault for tests strikes now. Else None."""
         assert self._send_fault is not None
         fault = self._send_fault()

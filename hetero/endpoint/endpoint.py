@@ -38,7 +38,7 @@ from hetero.errors import ChildFailure, ExitCode, HeteroError
 from hetero.spec import DatasetSpec
 from hetero.system.memory import ProcessMemory, be_killed_first, keep_freed_memory, process_memory
 from hetero.system.process import SignalWaiter, allow_descriptors, die_with_parent, limit_threads
-from hetero.system.stop_signals import end_signal, ignore_platform
+from hetero.system.stop_signals import end_signal, survive_first_sigterm
 from hetero.system.waits import CALL_TIMEOUT_S, LOG_INTERVAL_S
 from hetero.wire import channels
 from hetero.wire.limits import Limits
@@ -102,7 +102,8 @@ class Endpoint:
             on_build=on_build,
             prebuilt=prebuilt or {},
             announce=announce,
-            # An emulated endpoint waits for its emulated time after its work, so a helper's part would come too late.
+            # Endpoints that emulate vCPUs (a sample time, or several slots) keep an answer until the emulated time is
+            # over. Their parts would come too late, so they are not asked for parts.
             connect=None if options.sample_time_s or options.num_slots > 1 else self._connect,
         )
         self._memory: ProcessMemory | None = None
@@ -142,8 +143,8 @@ class Endpoint:
 
     def stop(self, grace_s: float) -> None:
         """Accept no new requests, give those in progress ``grace_s`` seconds, and end. Idempotent."""
-        # Stop the delivery of batches first. The end of an Attend call closes its reader's connections, so the gRPC
-        # server has to serve until the grace period is over.
+        # Stop the delivery of batches first, and wait for the grace period. The gRPC server has to serve until then,
+        # because the end of an Attend call closes its reader's connections.
         self._service.delivery.stop(grace_s)
         self._server.stop(0.0).wait(1.0)
         self._compute.close()
@@ -151,7 +152,8 @@ class Endpoint:
     def statistics(self, *, reads_memory: bool = False) -> dict[str, float]:
         """Return the counters of this process and its load, which the pool gets.
 
-        This blocks while the service is stuck. So a result shows the pool that the service is not stuck.
+        This needs the service's locks, and blocks while another thread holds one for ever. So each result also shows
+        the pool that the service is not stuck.
 
         Args:
             reads_memory: Whether to read the memory use now. Otherwise the numbers of bytes may be up to 10 s old.
@@ -203,10 +205,12 @@ def run_endpoint(
     limit_threads()
     # The usual soft limit of descriptors is lower than the number of connections that are admitted.
     allow_descriptors()
-    # In a control group of 900 MB, an endpoint that leaked took the fork server and the launcher along within 0.6 s,
-    # because the kernel chose among processes of the same score.
+    # If memory runs out, the kernel kills the process with the highest score. When all had the same score, an endpoint
+    # that leaked in a control group of 900 MB took the fork server and the launcher along within 0.6 s.
     be_killed_first()
-    ignore_platform()
+    # The platform may send SIGTERM to every process of the job. Only the launcher acts on it, and ends the endpoints
+    # after the ranks.
+    survive_first_sigterm()
     with SignalWaiter((end_signal(),)) as signals:
 
         def report(event: str, facts: dict[str, Any]) -> None:
@@ -227,6 +231,7 @@ def run_endpoint(
                 # The pool takes each report as a sign of life.
                 report("statistics", endpoint.statistics())
             endpoint.stop(options.grace_s)
+            # Close the cache, because no exit handler does: `exit_process` skips them.
             close_tiers()
             report("statistics", endpoint.statistics(reads_memory=True))
             return int(ExitCode.OK)
@@ -235,8 +240,8 @@ def run_endpoint(
             report("ready", {"pid": os.getpid(), "port": endpoint.port})
             if not prebuilt:
                 return serve()
-            # Data sets that the main thread has built must be used by the main thread. It may not come back from the
-            # user's code, so the thread `serve` ends the process.
+            # Data sets that the main thread has built must be used by the main thread, so another thread serves. The
+            # main thread may not come back from the user's code, so the other thread ends the process.
             serving = threading.Thread(target=run_to_end, args=(serve,), name="serve")
             serving.start()
             endpoint.compute()
@@ -280,9 +285,10 @@ def configure_process(level: str) -> None:
 
 
 def exit_process(status: int) -> None:
-    """End this process without the exit handlers of Python, which a forked process has inherited, or waits for threads.
+    """End this process at once, after the text that it has logged and printed is written.
 
-    What was logged and printed is written first.
+    Python's exit handlers are not called, because a forked process has inherited those of its parent. Threads are not
+    waited for.
     """
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
@@ -310,7 +316,7 @@ def main() -> None:
     options, parent_pid = EndpointOptions.from_json(sys.stdin.buffer.read())
     die_with_parent(parent_pid)
     configure_process(options.log_level)
-    # Call this before the first thread starts, because a thread that has allocated before keeps its own arena.
+    # Call this before the first thread starts, because a thread that has allocated memory keeps its arena of malloc.
     keep_freed_memory()
     reports = socket.socket(fileno=int(sys.argv[1]))
     try:

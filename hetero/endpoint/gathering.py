@@ -54,12 +54,16 @@ class Gathering:
     ) -> None:
         assert request.owners is not None
         self._owners = request.owners
+        """For each sample, the number of its owner in `_helpers`, from 1. 0 for a sample of this host."""
         self._helpers = request.helpers
+        """One endpoint of each other host that keeps samples of the batch."""
         self._clock = clock
         self._links = links
         self._parts = Parts(request, limits=limits, links=links, on_refused=on_refused)
-        self._is_used = False
-        self._begin_s = self._busy_s = clock()
+        self._was_iterated = False
+        """Whether `positions` was called."""
+        self._begin_s = self._latest_busy_s = clock()
+        """When the wait for parts began, and when this endpoint last had something else to do."""
 
     @property
     def num_parts(self) -> int:
@@ -67,6 +71,7 @@ class Gathering:
         return 1 + self._parts.num_taken
 
     def __enter__(self) -> Gathering:
+        """Ask the helpers for their samples. Does not block."""
         for number, helper in enumerate(self._helpers, 1):
             # A helper that was late is not asked. This endpoint then computes the helper's samples.
             if not self._links.is_avoided(helper):
@@ -87,34 +92,38 @@ class Gathering:
         now_s = self._clock()
         if is_busy:
             # `_PATIENCE_S` counts from the latest moment when this endpoint had something else to do.
-            self._busy_s = now_s
+            self._latest_busy_s = now_s
         late_helpers = [part.helper for part in self._parts.missing if not part.has_ended]
         # If all these helpers are avoided, another batch has already waited for them in vain. Do not wait again.
         if all(map(self._links.is_avoided, late_helpers)):
             return True
-        is_over = now_s - self._busy_s > _PATIENCE_S or now_s - self._begin_s > _MAX_WAIT_S
+        is_over = now_s - self._latest_busy_s > _PATIENCE_S or now_s - self._begin_s > _MAX_WAIT_S
         if is_over:
             for helper in late_helpers:
                 self._links.avoid(helper)
         return is_over
 
     def positions(self, samples: list[Any]) -> Iterator[int]:
-        """See `hetero.batches.request.ChoosePositions`. If called a second time, yield the positions of all samples.
+        """Yield the positions of the samples to compute here, and put the samples of other endpoints into the list.
+
+        If called a second time, yield the positions of all samples.
 
         Args:
             samples: The samples of the batch.
         """
-        if self._is_used:
+        if self._was_iterated:
             # fetch() computes a batch twice if its first sample imported torch, which was not seeded until then.
             self._parts.begin_again()
             yield from range(len(samples))
             return
-        self._is_used = True
-        yield from self._own
-        yield from self._parts.rest(samples)
+        self._was_iterated = True
+        # Compute this host's own samples first, because parts of other endpoints may still arrive meanwhile.
+        yield from self._positions_not_asked_for
+        # Take the parts that have arrived, and compute the samples of the other parts.
+        yield from self._parts.take_or_compute(samples)
 
     @property
-    def _own(self) -> list[int]:
+    def _positions_not_asked_for(self) -> list[int]:
         """Positions of the samples that no other endpoint was asked for."""
         asked = {position for part in self._parts.asked for position in part.positions}
         return [position for position in range(len(self._owners)) if position not in asked]

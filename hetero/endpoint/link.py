@@ -53,7 +53,7 @@ class Call:
     def __init__(self, give_back: Callable[..., None]) -> None:
         self.give_back = give_back
         self._lock = threading.Lock()
-        self._connection: Connection | None = None
+        self._connection: Connection | None = None  # the connection that the fetch uses now
         self.is_cancelled = False
         self.is_sent = False
         """Whether the endpoint may have received the request."""
@@ -113,9 +113,9 @@ class EndpointLink:
         self._lock = threading.Lock()  # guards the fields below
         self._attending = threading.Lock()  # held by the one thread that runs `attend`
         self._channel = channels.open_channel(address, name=record.host, tls=tls)
-        self._attendance: Any = None
-        self._port = 0
-        self._hello = b""
+        self._attendance: Any = None  # the call of Attend, None before it is answered
+        self._port = 0  # the port for batches
+        self._hello = b""  # the first bytes of a connection for batches, with the session token
         self._connections: set[Connection] = set()
         self._idle: list[tuple[float, Connection]] = []  # pairs of idle-since time and connection, last in first out
         self.why_ended = ""
@@ -145,7 +145,7 @@ class EndpointLink:
                 raise CallFailedError(Fault.UNREACHABLE, self.why_ended)
             if self._attendance is not None:
                 return
-            # A timer cancels the call if no answer comes. A timeout of the call itself would end it later.
+            # A timer cancels the call if no answer comes. A timeout of the call would also end a call that is answered.
             timer, begin_s = threading.Timer(_ATTEND_TIMEOUT_S, lambda: call.cancel()), time.monotonic()
             timer.daemon = True
             try:
@@ -314,6 +314,8 @@ class EndpointLink:
                     return None
                 _, connection = self._idle.pop()
             call.hold(connection)
+            # `hold` shuts the connection of a cancelled call down. Return it, because its use raises what the caller
+            # expects. Otherwise the loop would close all idle connections.
             if connection.is_quiet() or call.is_cancelled:
                 return connection
             self._give_back(call, is_usable=False)  # the connection has ended, or sent data that was not asked for
@@ -326,7 +328,7 @@ class EndpointLink:
         """
 
         def register(connection: Connection) -> None:
-            """Let `close` and the call end the connecting. Raise if the link has ended before."""
+            """Let `close` and `Call.cancel` end the attempt to connect. Raise if the link has ended, or has no port."""
             with self._lock:
                 if self.why_ended or not self._hello:
                     raise ConnectionAbortedError(self.why_ended or "there is no connection yet")

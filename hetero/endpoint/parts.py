@@ -52,9 +52,12 @@ class Links:
         self._clock = clock
         self._lock = threading.Lock()
         self._links: dict[Helper, EndpointLink] = {}
+        """Open links, the least recently used first."""
         self._num_users: Counter[EndpointLink] = Counter()
-        self._late_until_s: dict[Helper, float] = {}
-        self._named: set[Helper] = set()
+        """Number of parts in progress over each link that is in use."""
+        self._avoided_until_s: dict[Helper, float] = {}
+        """Monotonic time until which a helper that was late is not asked."""
+        self._logged_as_late: set[Helper] = set()
 
     def fetch(self, helper: Helper, message: bytes, decoder: BatchDecoder, *, on_call: Callable[[Call], None]) -> None:
         """Ask an endpoint for a part and receive it into ``decoder``. Blocks.
@@ -75,9 +78,9 @@ class Links:
     def avoid(self, helper: Helper) -> None:
         """Record that a part of an endpoint was late, so it is not asked for ten seconds. Log this the first time."""
         with self._lock:
-            self._late_until_s[helper] = self._clock() + MAX_BACKOFF_S
-            is_new = helper not in self._named
-            self._named.add(helper)
+            self._avoided_until_s[helper] = self._clock() + MAX_BACKOFF_S
+            is_new = helper not in self._logged_as_late
+            self._logged_as_late.add(helper)
         if is_new:
             logger.warning(
                 "samples from %s did not come in time. They are computed here, and it is not asked for %g s",
@@ -88,9 +91,9 @@ class Links:
     def is_avoided(self, helper: Helper) -> bool:
         """Return whether a part of an endpoint was late in the last ten seconds."""
         with self._lock:
-            if self._late_until_s.get(helper, 0.0) > self._clock():
+            if self._avoided_until_s.get(helper, 0.0) > self._clock():
                 return True
-            self._late_until_s.pop(helper, None)
+            self._avoided_until_s.pop(helper, None)
             return False
 
     @contextlib.contextmanager
@@ -147,10 +150,11 @@ class Part:
         self.missing = list(positions)
         """Positions that neither the helper nor this endpoint has computed."""
         self.decoder: BatchDecoder | None = None
+        """The answer that has arrived. None before that, and after its samples were taken."""
         self.problem = ""
         """Why the part did not arrive."""
         self.is_refused = False
-        """Whether the helper's samples cannot be sent."""
+        """Whether the helper has computed the samples, and cannot send them uncollated."""
         self.has_ended = False
         """Whether the part has arrived or its helper has failed."""
         self.is_failed = False
@@ -164,7 +168,7 @@ class Part:
         self.has_ended = True
 
     def on_call(self, call: Call) -> None:
-        """Keep the call, so that `cancel` can end it, or end the call if `cancel` came first.
+        """Keep the call for `cancel`, or end the call if `cancel` came first.
 
         No lock is needed. Each of the two methods sets its attribute before it reads the other's.
         """
@@ -216,7 +220,7 @@ class Parts:
             helper: The endpoint.
             positions: The positions, which no other part has.
         """
-        # Divide by `_MAX_PER_HELPER` and round up, so that no more parts than this are needed.
+        # Divide by `_MAX_PER_HELPER` and round up. So this is the largest number of parts.
         part_samples = max(_SMALL_PART, math.ceil(len(positions) / _MAX_PER_HELPER))
         for begin in range(0, len(positions), part_samples):
             part = Part(helper, positions[begin : begin + part_samples])
@@ -232,8 +236,8 @@ class Parts:
         with self._changed:
             return self._changed.wait_for(lambda: all(part.has_ended for part in self.missing), timeout_s)
 
-    def rest(self, samples: list[Any]) -> Iterator[int]:
-        """Put the parts that have arrived into the list, and yield the positions of the other samples.
+    def take_or_compute(self, samples: list[Any]) -> Iterator[int]:
+        """Put the parts that have arrived into the list, and yield the positions of samples to compute here instead.
 
         If a part arrives while its samples are computed here, the samples that are still missing are taken from it.
 
@@ -247,7 +251,8 @@ class Parts:
             missing = self.missing
             if not missing:
                 return
-            # Compute samples of a part that has failed first, because the other parts may still arrive.
+            # Compute samples of a part that has failed first, because the other parts may still arrive. If none has
+            # failed, take the part that was asked for last.
             part = next((part for part in missing if part.is_failed), missing[-1])
             yield part.missing.pop()
             # All samples of the part are computed here, so the part is no longer needed.
@@ -294,6 +299,7 @@ class Parts:
         problem = ""
         try:
             limits = self._limits_of(part)
+            # The part is the same request for fewer samples, without the options that are for whole batches.
             request = dataclasses.replace(
                 self._request,
                 work=self._request.work.part(part.positions),

@@ -54,10 +54,10 @@ def is_shareable(spec: DatasetSpec) -> bool:
 
 
 def announce(channel: socket.socket, specs: Sequence[DatasetSpec]) -> None:
-    """Name the data sets that this endpoint may build to the fork server. Block until this endpoint must build its own.
+    """Tell the fork server which data sets this endpoint will build. Return if the endpoint must build them itself.
 
-    If the data sets can be built once for all endpoints, this does not return, because the fork server ends this
-    process. Later calls return at once.
+    Block while the fork server makes one process build them for all endpoints. If this succeeds, the function does not
+    return, because the fork server ends this process. Later calls return at once.
 
     Args:
         channel: Socket to the fork server, which all its endpoints share.

@@ -93,6 +93,7 @@ def _advice(error: BaseException) -> str:
 def join_package(module: ModuleType, name: str) -> None:
     """Import the packages that contain a module, and make the module part of them, as ``python -m`` does."""
     spec = importlib.util.find_spec(name)
+    # A package is run as its ``__main__``.
     if spec is not None and spec.submodule_search_locations is not None:
         spec = importlib.util.find_spec(f"{name}.__main__")
     assert spec is not None, name

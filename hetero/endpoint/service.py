@@ -65,8 +65,9 @@ class _Served:
     """One data set of this endpoint: the task that builds it, and then the data set."""
 
     def __init__(self) -> None:
-        self.build: Task | None = None
+        self.build_task: Task | None = None
         self.built: BuiltDataset | None = None
+        """The data set. None until the task is done."""
         self.experience = Experience()
 
 
@@ -104,10 +105,12 @@ class DataServicer:
     ) -> None:
         self._prebuilt = prebuilt or {}
         self._announce = announce
+        # Without links, this endpoint computes all samples of its batches, and no parts for other endpoints.
         self._links = None if connect is None else Links(connect)
         self._compute = compute
         self._options = options
         self._failures = Failures(options.name)
+        # Faults that tests inject into the calls.
         self._faults = {method: faults_at(method) for method in ("Prepare", "Attend")}
         self._limits = Limits(max_batch_bytes=options.max_batch_bytes)
         self._on_build = on_build
@@ -140,6 +143,7 @@ class DataServicer:
             try:
                 expected = [requests.spec_from_proto(each) for each in request.expected[:MAX_EXPECTED]]
                 task = self._start_build(requests.spec_from_proto(request.dataset), expected)
+                # If the caller has left, gRPC ignores the answer.
                 if not _wait(task, lambda: not context.is_active()):
                     return b""
                 reply: bytes = task.result()
@@ -167,17 +171,21 @@ class DataServicer:
                         stage="build",
                     )
                 served = self._served[spec] = _Served()
-                named = (spec, *expected)
-                served.build = self._compute.submit(_FIRST, functools.partial(self._build, spec, named, served))
-            assert served.build is not None
-            return served.build
+                announced = (spec, *expected)
+                work = functools.partial(self._build, spec, announced, served)
+                served.build_task = self._compute.submit(_FIRST, work)
+            assert served.build_task is not None
+            return served.build_task
 
-    def _build(self, spec: DatasetSpec, named: Sequence[DatasetSpec], served: _Served, _task: Task) -> bytes:
-        """Build and describe a data set. Return the answer to Prepare. Runs on a compute thread."""
+    def _build(self, spec: DatasetSpec, announced: Sequence[DatasetSpec], served: _Served, _task: Task) -> bytes:
+        """Build and describe a data set. Return the answer to Prepare. Runs on a compute thread.
+
+        ``announced`` are this data set and those that the reader will ask for later.
+        """
         # Announce the data sets before the build is reported. The fork server may end this process in `_announce`, and
         # the process that replaces it reports its own builds.
         if self._announce is not None:
-            self._announce([each for each in named if is_shareable(each)])
+            self._announce([each for each in announced if is_shareable(each)])
         begin_s = time.monotonic()
         self._on_build(False)
         try:
@@ -190,7 +198,7 @@ class DataServicer:
             served.built = built
         except BaseException as error:
             with self._lock:
-                # Forget the failed build, so that the next Prepare tries again. A mount may have been late.
+                # Forget the failed build. Then the next Prepare tries again, because a mount may have been late.
                 del self._served[spec]
             if isinstance(error, DatasetError):
                 raise
@@ -256,9 +264,10 @@ class DataServicer:
         gathering = wanted.gathering()
         if gathering is not None:
             return self._gather(wanted, gathering, reply)
-        # Compression takes longer than sending, and a handler thread can do it while the next batch is computed.
-        is_small = served.experience.is_sent_at_once and request.compression is None and not request.is_part
-        if not is_small:
+        # Compression takes longer than sending, so it is left to this thread. Nothing is known about the size of a
+        # part.
+        compute_thread_sends = served.experience.is_sent_at_once and request.compression is None and not request.is_part
+        if not compute_thread_sends:
             return self._compute_and_wait(wanted, wanted.compute, reply)
 
         def send(task: Task) -> None:
@@ -276,8 +285,9 @@ class DataServicer:
     def _gather(self, wanted: RequestedBatch, gathering: Gathering, reply: Reply) -> framing.EncodedBatch | None:
         """Answer a request whose samples other hosts keep."""
         with gathering:
-            # Wait on this thread and not on the compute thread. Compute threads of several endpoints would wait for
-            # each other, and at the start of a pass they would compute everything twice.
+            # Wait on this thread and not on the compute thread, which has to compute parts for other endpoints. If the
+            # compute threads waited, all endpoints would wait for each other until they give up. Then each endpoint
+            # would compute the samples of the others too.
             while not gathering.wait(is_busy=self._compute.num_queued > 0):
                 if reply.has_left():
                     return None

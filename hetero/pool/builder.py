@@ -67,6 +67,7 @@ class Builder:
         if event["event"] == "built":
             self.has_built = True
         elif event["event"] == "refused":
+            # The process is about to end. Wait for this, before another builder builds the other data sets.
             self.refused, self.why = (self.specs[event["number"]],), event["why"]
             self.end()
         else:

@@ -60,6 +60,7 @@ class PoolFigures:
             reported = [slot.memory for slot in self._slots if slot.memory is not None]
         if not reported:
             return None
+        # Endpoints share nearly the same memory, so it counts once.
         return sum(private for private, _ in reported), max(shared for _, shared in reported)
 
     def statistics(self) -> dict[str, float]:

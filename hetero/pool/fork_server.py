@@ -41,7 +41,7 @@ from hetero.spec import DatasetSpec
 from hetero.system.memory import keep_freed_memory, prepare_to_fork
 from hetero.system.open_files import open_files
 from hetero.system.process import SignalWaiter, describe_exit_status, die_with_parent
-from hetero.system.stop_signals import children_ignore_platform, end_signal, ignore_platform
+from hetero.system.stop_signals import end_signal, sigterm_blocked_in_children, survive_first_sigterm
 from hetero.system.waits import POLL_S
 
 __all__ = ["main"]
@@ -109,8 +109,8 @@ class _ForkServer:
         self._builder: Builder | None = None
         # Endpoints announce data sets to a fork server that may start a builder. The builder itself has built them
         # already, and with a single endpoint there is nothing to share.
-        may_share = not self.why_not_fork and not self.prebuilt and self.base.num_endpoints > 1
-        self._announcements = make_channel() if may_share else None
+        may_announce = not self.why_not_fork and not self.prebuilt and self.base.num_endpoints > 1
+        self._announcements = make_channel() if may_announce else None
         """The two ends of the socket of announcements: for this process, and for its endpoints. None if closed."""
 
     def start(self, index: int, incarnation: str, output: int) -> None:
@@ -174,7 +174,7 @@ class _ForkServer:
         server_pid = os.getpid()
         # If a builder may replace this endpoint, keep the output open, because the new process prints to the same pipe.
         kept_output = None if self._announcements is None else os.dup(output)
-        with children_ignore_platform():
+        with sigterm_blocked_in_children():
             pid = os.fork()
         child = EndpointProcess(options.index, options.incarnation, pid, output=kept_output)
         if pid:  # this is the parent
@@ -215,7 +215,7 @@ class _ForkServer:
 
     def _start_fresh(self, options: EndpointOptions, output: int) -> EndpointProcess:
         """Start an endpoint as a new process, because this process must not be forked."""
-        with children_ignore_platform():
+        with sigterm_blocked_in_children():
             process = subprocess.Popen(
                 [sys.executable, "-m", "hetero.endpoint.endpoint", str(self.pool.fileno())],
                 stdin=subprocess.PIPE,
@@ -281,7 +281,7 @@ class _ForkServer:
         """Fork the builder. In the child, build the data sets and take over from this process."""
         server_pid = os.getpid()
         ours, theirs = make_channel()
-        with children_ignore_platform():
+        with sigterm_blocked_in_children():
             pid = os.fork()
         if pid:  # this is the parent
             theirs.close()
@@ -333,6 +333,8 @@ class _ForkServer:
             else:
                 starts.append((child.index, child.incarnation, child.output))
         builder.hand_over(starts)
+        # Close the outputs, because the builder has copies of them, and the socket of announcements, which is not
+        # needed now.
         self._leave_to_endpoints()
         self._children.clear()
         while (ended := exit_status(builder.pid)) is None:
@@ -378,7 +380,8 @@ def _run_builder(
     Returns:
         The exit status.
     """
-    ignore_platform()
+    # As in `main`. A forked process does not inherit this.
+    survive_first_sigterm()
     prebuilt = build_all(specs, server, host=base.host)
     if prebuilt is None:
         return int(ExitCode.OK)
@@ -390,19 +393,22 @@ def _run_builder(
 
 
 def main() -> None:
-    """Run the fork server. See the module's docstring."""
+    """Run the fork server: import the script, and start endpoints as the pool commands."""
     pool = socket.socket(fileno=int(sys.argv[1]))
     base, parent_pid = EndpointOptions.from_json(pool.recv(MAX_PACKET_BYTES))
     die_with_parent(parent_pid)
     configure_process(base.log_level)
-    ignore_platform()
+    # The platform may send SIGTERM to every process of the job. Only the launcher acts on it.
+    survive_first_sigterm()
+    # Forked endpoints inherit this setting of malloc. They free and allocate the memory of batches again and again.
     keep_freed_memory()
-    before = open_files()
+    files_before = open_files()
     try:
         load_script(base.script, base.script_args, host=base.host, is_module=base.is_module)
         # Do this again, because the script may have set up logging or signals.
         configure_process(base.log_level)
-        reason = why_not_fork(before)
+        # Forked endpoints would share files that the script has opened, and would lack threads that it has started.
+        reason = why_not_fork(files_before)
         if reason:
             logger.info("endpoints start as fresh processes: %s", reason)
         else:

@@ -65,25 +65,29 @@ class EndpointPool(PoolFigures):
             for index in range(options.endpoint.num_endpoints)
         ]
         self._num_wanted = len(self._slots) if options.num_at_start is None else options.num_at_start
+        """Number of slots, from the first, that should have a process now."""
         self.records: tuple[EndpointRecord, ...] = ()
         self._changed = threading.Condition()
         self.failure: HeteroError | None = None
         self.num_restarts = 0
-        self._budget = RestartBudget(options.endpoint_restarts, _RETURN_STABLE_TIMES * options.stable_s)
+        self._restart_budget = RestartBudget(options.endpoint_restarts, _RETURN_STABLE_TIMES * options.stable_s)
         self.num_stuck = 0
         # The first part of each incarnation. From it, readers see that a host was replaced, even if they missed the
         # time when the host was away.
         self._launch = secrets.token_hex(8)
         self._has_served = False
+        """Whether all wanted endpoints have served at the same time."""
         self._stop_grace_s: float | None = None
         self._wake_read, self._wake_write = -1, -1
         self._thread: threading.Thread | None = None
-        # Only the pool's thread uses the fields below.
+        # Only the pool's thread uses the fields below. The starter of endpoints is the fork server.
         self._starter: ProcessStarter | None = None
         self._starter_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._num_starter_crashes = 0
-        self._starter_start_at_s: float | None = 0.0
+        self._starter_due_s: float | None = 0.0
+        """Monotonic time to start the starter, 0 for at once. None if it runs, or if no start is planned."""
         self._starter_awaits_restart = False
+        """Whether the starter ended when no restart was left. It waits until the budget allows another one."""
         self._selector = selectors.DefaultSelector()
         self._outputs = Outputs(self._selector, self._on_line)
 
@@ -96,8 +100,8 @@ class EndpointPool(PoolFigures):
         """
         if self._thread is not None:
             raise RuntimeError("the pool was started already")
-        # Call this before the thread below starts. A thread that has allocated before keeps its own arena,
-        # which returns large blocks to the system. If this process is the trainer, its readers start later.
+        # Call this before the thread below starts, because a thread that has allocated memory keeps its own arena of
+        # malloc. If this process is a trainer, its readers start after this, and share one arena.
         keep_freed_memory()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector.register(self._wake_read, selectors.EVENT_READ, "wake")
@@ -226,13 +230,13 @@ class EndpointPool(PoolFigures):
         """Start the fork server, or the endpoints whose time to start has come."""
         now_s = time.monotonic()
         if self._starter is None:
-            # Start the fork server again if a restart has been given back.
+            # If no restart was left when the fork server ended, start it once the budget allows another restart.
             if self._starter_awaits_restart and self._take_restart():
-                self._starter_awaits_restart, self._starter_start_at_s = False, now_s
+                self._starter_awaits_restart, self._starter_due_s = False, now_s
                 logger.warning("%s starts its endpoints again, because a restart was given back", self._host)
-            is_due = self._starter_start_at_s is not None and now_s >= self._starter_start_at_s
+            is_due = self._starter_due_s is not None and now_s >= self._starter_due_s
             if is_due and self._num_wanted:
-                self._starter_start_at_s = None
+                self._starter_due_s = None
                 with self._outputs.open(f"{self._host}/script", self._starter_lines) as write_end:
                     self._starter = self._make_starter(write_end)
                 self._selector.register(self._starter, selectors.EVENT_READ, "starter")
@@ -242,6 +246,7 @@ class EndpointPool(PoolFigures):
                 if slot.awaits_restart and self._take_restart():
                     slot.awaits_restart, slot.start_at_s = False, now_s
                     logger.warning("endpoint %s is started again, because a restart was given back", slot.name)
+                # A worker of tf.data.service may start only when the dispatcher's address is known.
                 if slot.start_at_s is not None and now_s >= slot.start_at_s and self._may_start(slot):
                     slot.begin(f"{self._launch}-{secrets.token_hex(16)}")
                     with self._outputs.open(slot.name, slot.last_lines) as write_end:
@@ -268,7 +273,7 @@ class EndpointPool(PoolFigures):
         if self._starter is None or self._num_wanted or any(slot.is_started for slot in self._slots):
             return
         self._drop_starter()
-        self._starter_start_at_s = 0.0
+        self._starter_due_s = 0.0
 
     def _take_events(self, starter: ProcessStarter) -> None:
         """Act on the events that have arrived from the fork server and its endpoints."""
@@ -360,7 +365,7 @@ class EndpointPool(PoolFigures):
         slot.start_at_s = self._time_to_restart(
             slot.name, status, explanation, slot.last_lines, num_crashes=slot.num_crashes + 1, is_last=is_last
         )
-        # Without a time, no restart was left. A crash whose restart must wait does not lengthen the next back-off.
+        # Without a time, the endpoint waits for the budget. Such a crash does not lengthen the next back-off.
         slot.awaits_restart = slot.start_at_s is None and self.failure is None
         slot.num_crashes += slot.start_at_s is not None
 
@@ -379,7 +384,7 @@ class EndpointPool(PoolFigures):
         if self.failure is not None or self._stop_grace_s is not None:
             return
         name = f"the process that imports {self._options.endpoint.script!r}"
-        self._starter_start_at_s = self._time_to_restart(
+        self._starter_due_s = self._time_to_restart(
             name,
             status,
             describe_exit_status(status),
@@ -387,15 +392,15 @@ class EndpointPool(PoolFigures):
             num_crashes=self._num_starter_crashes + 1,
             is_last=True,
         )
-        self._starter_awaits_restart = self._starter_start_at_s is None and self.failure is None
-        self._num_starter_crashes += self._starter_start_at_s is not None
+        self._starter_awaits_restart = self._starter_due_s is None and self.failure is None
+        self._num_starter_crashes += self._starter_due_s is not None
 
     def _time_to_restart(
         self, name: str, status: int, explanation: str, lines: deque[str], *, num_crashes: int, is_last: bool
     ) -> float | None:
         """Return when to start an ended process again. None if no restart is left.
 
-        If the process was the last one, and the host may not wait for a restart to be given back, the pool gives up.
+        If the process was the last one, and the host may not wait for another restart, the pool gives up.
         ``num_crashes`` counts the crashes in a row, this one included. ``lines`` are the last lines of the output.
         """
         now_s = time.monotonic()
@@ -407,22 +412,22 @@ class EndpointPool(PoolFigures):
             failure = ChildFailure(name=name, exit_status=status, explanation=explanation, last_lines=tuple(lines))
             self._fail(ChildFailedError(failure))
         else:
-            when = self._budget.next_in_words(now_s)
+            when = self._restart_budget.next_in_words(now_s)
             logger.error("%s: %s %s; no restarts are left%s", self._host, name, explanation, when)
         return None
 
     def _take_restart(self) -> bool:
         """Use one restart of the budget, and count it. Return whether one was left."""
-        if not self._budget.take(time.monotonic()):
+        if not self._restart_budget.take(time.monotonic()):
             return False
         with self._changed:
             self.num_restarts += 1
         return True
 
     def _may_wait(self) -> bool:
-        """Return whether this host may wait without endpoints until a restart is given back."""
+        """Return whether this host may wait without endpoints until the budget allows another restart."""
         # A host that never served gives up at once, because the job must show such a fault.
-        return self._has_served and not self._options.gives_up and self._budget.next_s < math.inf
+        return self._has_served and not self._options.gives_up and self._restart_budget.next_s < math.inf
 
     def _is_stable(self, since_s: float | None) -> bool:
         """Return whether a process has worked since ``since_s`` for long enough, False if it never has."""
@@ -454,15 +459,15 @@ class EndpointPool(PoolFigures):
     def _fail(self, error: HeteroError) -> None:
         """Give up for good: keep the first error, and plan no further starts."""
         if self.failure is None:
-            # At the start, the failure ends the job, and the launcher logs the whole error. So log only one line here.
-            is_at_start = not self._has_served and self._options.num_at_start != 0
-            shown = first_line(error) if is_at_start else error
+            # A job that needs endpoints from its start ends now. Log one line, because its launcher logs all of them.
+            ends_job = not self._has_served and self._options.num_at_start != 0
+            shown = first_line(error) if ends_job else error
             logger.error("hetero gives up the endpoints of %s: %s", self._host, shown)
         with self._changed:
             if self.failure is None:
                 self.failure = error
             self._starter_awaits_restart = False
-            self._starter_start_at_s = None
+            self._starter_due_s = None
             for slot in self._slots:
                 slot.awaits_restart, slot.start_at_s = False, None
             self._changed.notify_all()

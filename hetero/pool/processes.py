@@ -76,6 +76,7 @@ def run_forked(run: Callable[[], int], parent_pid: int, signals: SignalWaiter) -
         # Open the files of the script or a factory again, because each process needs its own position in them. With
         # shared positions, 2,099 of 40,000 samples were wrong in a test.
         reopen_files()
+        # The parent's waiter and its handler for the end of children are not for this process.
         signals.abandon()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         return run()

@@ -117,9 +117,10 @@ class Slot:
         return self.leaving_s is not None and self._idle_s is not None and self._idle_s > self.leaving_s
 
     def may_end(self, now_s: float) -> bool:
-        """Return whether to ask the process to end. True once, when it is idle and no reader uses it any more."""
+        """Return whether to ask the process to end. True once, when it is idle and readers have stopped using it."""
         if self.leaving_s is None or self.was_asked_to_end:
             return False
+        # Until all ranks know that the endpoint leaves, they may still send requests.
         is_idle = self._idle_s is not None and self._idle_s >= self.leaving_s + LEAVE_S
         return is_idle or now_s >= self.leaving_s + MAX_LEAVE_S
 
@@ -208,18 +209,23 @@ class Liveness:
         self._bound_s = bound_s
         self._build_bound_s = max(bound_s, build_bound_s)
         self._beat_s: float | None = None
+        """Time of the latest beat, None before the first."""
         self._num_builds = 0
+        """Builds of data sets in progress."""
         self._dumped_s: float | None = None
-        self._asked_s = math.inf
+        """Time when the process was asked to write its stacks, None before."""
+        self._latest_call_s = math.inf
+        """Time of the latest call of `next_action`. Infinite before the first, because the first is never late."""
         self._is_suspended = False
-        self._was_logged = False
+        self._logged_suspension = False
+        """Whether the present suspension was logged."""
         self.stuck_for_s: float | None = None
         """Age of the last beat when the process was found stuck, None if it never was."""
 
     def beat(self, now_s: float) -> None:
         """Record a beat. The process is watched from the first beat on."""
         self._beat_s = now_s
-        self._is_suspended = self._was_logged = False
+        self._is_suspended = self._logged_suspension = False
 
     def build(self, now_s: float, *, has_ended: bool) -> None:
         """Record that the build of a data set begins or has ended."""
@@ -235,8 +241,8 @@ class Liveness:
         # If this method was not called for a long time, the whole host may have been frozen, as in the migration of a
         # virtual machine. Then the endpoint is not to blame. Without this check, a launcher that went on first saw
         # beats that were 31 s old, and killed healthy endpoints.
-        was_away = now_s - self._asked_s > self._bound_s / 2
-        self._asked_s = now_s
+        was_away = now_s - self._latest_call_s > self._bound_s / 2
+        self._latest_call_s = now_s
         if self._beat_s is None:
             return Action.NOTHING
         if self._dumped_s is not None:
@@ -253,15 +259,18 @@ class Liveness:
         return Action.DUMP
 
     def is_late(self, now_s: float) -> bool:
-        """Return whether the last beat is so old that the caller should check whether the process is suspended."""
+        """Return whether the last beat is so old that the caller should check whether the process is suspended.
+
+        This is half the bound, so the check comes before the process counts as stuck.
+        """
         return self._beat_s is not None and self.age_s(now_s) > self._bound_s / 2
 
     def _suspended(self, now_s: float) -> Action:
         """Record that the process is suspended. Return what to do: log this once, after the bound."""
         self._is_suspended = True
-        if self._was_logged or self.age_s(now_s) <= self._bound_s:
+        if self._logged_suspension or self.age_s(now_s) <= self._bound_s:
             return Action.NOTHING
-        self._was_logged = True
+        self._logged_suspension = True
         return Action.LOG_SUSPENDED
 
 
@@ -279,7 +288,9 @@ class RestartBudget:
         self._limit = limit
         self._return_s = return_s
         self._num_used = 0
+        """Restarts that were used and not given back."""
         self._latest_s = 0.0
+        """Monotonic time of the latest restart."""
 
     def take(self, now_s: float) -> bool:
         """Use one restart. Return whether one was left.
@@ -287,8 +298,8 @@ class RestartBudget:
         Args:
             now_s: Monotonic seconds.
         """
-        # Give restarts back first. When restarts counted for the whole life of the host, an endpoint that ran out of
-        # memory once a day ended its host.
+        # First subtract one used restart for each `return_s` seconds since the latest. When restarts counted for the
+        # whole life of the host, an endpoint that ran out of memory once a day ended its host.
         num_returned = int((now_s - self._latest_s) / self._return_s)
         self._num_used = max(0, self._num_used - num_returned)
         if self._num_used >= self._limit:

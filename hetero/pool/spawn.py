@@ -115,6 +115,7 @@ class ForkServer:
     """
 
     def __init__(self, options: PoolOptions, output: int) -> None:
+        # The first packet on the socket, sent below, is the configuration.
         self._socket, self._process = start_module(
             "hetero.pool.fork_server", output, child_environment(options), in_own_session=options.in_own_session
         )
@@ -260,7 +261,8 @@ def start_module(
 
 def child_environment(options: PoolOptions) -> dict[str, str]:
     """Return the environment of the processes. It contains the token's path, never the token."""
-    # gRPC's fork handlers may deadlock, and the processes fork only without channels (`hetero.wire.channels`).
+    # Turn off gRPC's fork handlers, which may deadlock. They are not needed, because the processes open no channels
+    # before they fork (`hetero.wire.channels`).
     environment = {**os.environ, **thread_limits(), **options.environment, "GRPC_ENABLE_FORK_SUPPORT": "false"}
     # The last lines of a process that is killed must not stay in its buffer.
     environment["PYTHONUNBUFFERED"] = "1"

@@ -95,9 +95,10 @@ class ServicePool(EndpointPool):
     def describe(self) -> str:
         """Return what this host serves once it is ready, for example ``2 workers of tf.data.service``."""
         words = ["a dispatcher"] if self._service.has_dispatcher else []
-        # Only the host of the dispatcher has planned workers, so the first word is the dispatcher.
-        if unresolved := self._unresolved():
-            words[0] += f" (once the address of {', '.join(unresolved)} is known)"
+        # Only the dispatcher's host knows the planned workers, because the dispatcher waits for their addresses. So if
+        # an address is missing, the first word is the dispatcher.
+        if hosts := self._hosts_without_address():
+            words[0] += f" (once the address of {', '.join(hosts)} is known)"
         num_workers = self._service.endpoint.num_endpoints - self._service.has_dispatcher
         if num_workers:
             words.append(counted(num_workers, "worker"))
@@ -118,8 +119,8 @@ class ServicePool(EndpointPool):
     def _kind(self, index: int) -> str:
         return _kind(self._service, index)
 
-    def _unresolved(self) -> list[str]:
-        """Return the hosts of workers whose addresses are not known yet."""
+    def _hosts_without_address(self) -> list[str]:
+        """Return the hosts of planned workers whose addresses are not known yet. Empty without a dispatcher here."""
         return [host for host in self._service.workers if self._service.address_of(host) is None]
 
     # The pool's thread
@@ -129,13 +130,15 @@ class ServicePool(EndpointPool):
 
     def _may_start(self, slot: Slot) -> bool:
         # A dispatcher needs the addresses of all workers, and a worker the address of the dispatcher.
-        return not self._unresolved() if self._kind(slot.index) == TF_DISPATCHER else bool(self._servers.dispatcher)
+        is_dispatcher = self._kind(slot.index) == TF_DISPATCHER
+        return not self._hosts_without_address() if is_dispatcher else bool(self._servers.dispatcher)
 
     def _start_what_is_due(self) -> None:
         self._servers.end_strays()
         super()._start_what_is_due()
 
     def _publish(self) -> None:
+        """Report the servers that serve now, if they have changed."""
         for slot in self._slots:
             # With a journal, a restarted dispatcher continues, so it counts as the same incarnation.
             if slot.record is not None and slot.record.kind == TF_DISPATCHER and self._service.work_dir is not None:
@@ -175,6 +178,7 @@ class _Servers:
 
     def __init__(self, options: ServiceOptions) -> None:
         self.loaded_s: float | None = 0.0
+        """As in `ForkServer`. Here nothing has to be imported first, so servers can start at once."""
         self.dispatcher = ""
         """The dispatcher's address, empty if not known yet."""
         self._options = options
@@ -182,11 +186,15 @@ class _Servers:
         self._running: dict[int, _Server] = {}
         """Processes by the descriptor of their sockets."""
         self._ports: dict[int, int] = {}
+        """Port of each server by its index. A restarted server gets its old port."""
         self._journal: Path | None = None
+        """Folder of the dispatcher's journal. None before the dispatcher's first start, and without a journal."""
+        # Removes the journal in `end`.
         self._stack = contextlib.ExitStack()
         self._end_by_s: float | None = None
         """Monotonic time when the remaining processes are killed, None before `stop`."""
         self._has_asked_dispatcher = False
+        """Whether the dispatcher was asked to end, which is done after all workers have ended."""
 
     def fileno(self) -> int:
         """Return the descriptor to select for events."""
@@ -209,7 +217,7 @@ class _Servers:
         configuration = {
             "index": index,
             "incarnation": incarnation,
-            # A restarted server gets its old port, so that its clients find it. At the first start, any free port.
+            # A restarted server gets its old port, where its clients look for it. At the first start, any free port.
             "port": self._ports.get(index, 0),
             "dispatcher": dispatcher,
             "worker_address": join_address(self._options.endpoint.address, _ANY_PORT),
@@ -251,6 +259,7 @@ class _Servers:
             server = self._running[descriptor]
             while (packet := receive_packet(server.socket)) is not None:
                 event, _ = packet
+                # The process has closed its socket, because it ends.
                 if event["event"] == "gone":
                     yield self._ended(server)
                     break

@@ -34,7 +34,7 @@ With TensorFlow's own 30 s, a restarted dispatcher would have no workers for 30 
 
 
 def main() -> None:
-    """Run the server. See the module's docstring."""
+    """Run the server that the pool describes in its first packet, until the pool closes the socket."""
     pool = socket.socket(fileno=int(sys.argv[1]))
     configuration = json.loads(pool.recv(MAX_PACKET_BYTES))
     die_with_parent(configuration["parent_pid"])
@@ -63,7 +63,7 @@ def _start(configuration: dict[str, Any]) -> Any:
         ConfigError: TensorFlow is not installed.
     """
     # A server does not need Keras, but TensorFlow imports it, and Keras imports Matplotlib and scikit-learn if they are
-    # installed. With this variable, TensorFlow imports tf_keras instead, and no Keras at all if tf_keras is not
+    # installed. With this variable, TensorFlow imports tf_keras instead, and neither of them if tf_keras is not
     # installed. Then the import takes 2.8 s of CPU instead of 5.0.
     os.environ["TF_USE_LEGACY_KERAS"] = "1"
     try:

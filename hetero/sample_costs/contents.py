@@ -42,7 +42,8 @@ def measure_contents(batches: Sequence[tuple[Any, int]], *, batch_samples: int) 
     except ConfigError:  # the batch cannot be sent
         return Contents(leaves=leaves)
     total_samples = sum(count for _, count in batches)
-    # The payload grows with the number of samples. The header is sent once for a whole batch.
+    # The payload grows with the number of samples. The header is sent once for a whole batch, which has at least as
+    # many samples as the measured part.
     wire_bytes = payload_bytes / total_samples + header_bytes / max(batch_samples, num_samples)
     codecs = tuple(_codec(name, batches) for name in COMPRESSIONS if is_installed(name) and payload_bytes)
     return Contents(
@@ -110,7 +111,7 @@ def _codec(name: str, batches: Sequence[tuple[Any, int]]) -> CodecProfile:
     """Compress and decompress the leaves of the batches with one codec, until its time is over."""
     encoder, decoder = load_codec(name), load_codec(name)
     raw_bytes = sent_bytes = 0
-    samples = encode_s = decode_s = 0.0
+    total_samples = encode_s = decode_s = 0.0
     for batch, num_samples in batches:
         _, leaves = flatten(batch)
         for leaf in leaves:
@@ -127,12 +128,12 @@ def _codec(name: str, batches: Sequence[tuple[Any, int]]) -> CodecProfile:
                     decode_s += time.thread_time() - begin_s
             raw_bytes += leaf.nbytes
             sent_bytes += sum(map(len, pieces))
-        samples += num_samples
+        total_samples += num_samples
         if encode_s + decode_s > _CODEC_S:
             break
     return CodecProfile(
         name=name,
         ratio=sent_bytes / raw_bytes,
-        encode_cpu_s_per_sample=encode_s / samples,
-        decode_cpu_s_per_sample=decode_s / samples,
+        encode_cpu_s_per_sample=encode_s / total_samples,
+        decode_cpu_s_per_sample=decode_s / total_samples,
     )

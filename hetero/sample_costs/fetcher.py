@@ -108,7 +108,7 @@ class Fetcher:
             try:
                 batch = fetch(self._built, request)
             except DatasetError:
-                # If all parts raise, there is nothing to measure.
+                # With more failures than parts, probably all parts raise, and there is nothing to measure.
                 num_failures += 1
                 if num_failures > len(parts):
                     raise
@@ -130,7 +130,7 @@ class Fetcher:
 
 
 def main() -> None:
-    """Serve as a new process. See the module's docstring."""
+    """Import the script in a new process, and serve as a fetcher. Used if the measuring process must not be forked."""
     channel = Channel(socket.socket(fileno=int(sys.argv[1])), "the process that measures")
     facts = channel.receive(CALL_TIMEOUT_S)
     die_with_parent(facts["parent_pid"])
@@ -139,6 +139,7 @@ def main() -> None:
     options = decode(CostOptions, facts["options"])
     try:
         load_script(options.script, options.script_args, host=options.host, is_module=options.is_module)
+        # Do this again, because the script may have set up logging or signals.
         configure_process("WARNING")
         channel.send({"loaded": True})
         Fetcher(channel, options, facts["index"]).serve()

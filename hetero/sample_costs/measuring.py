@@ -69,7 +69,9 @@ class _Fetchers:
         # Forked fetchers would share the files and connections that the import of the script has opened.
         self._must_spawn = bool(why_not_fork(before))
         self._children: list[int] = []
+        """Process ids of the fetchers."""
         self.channels: list[Channel] = []
+        """A channel to each fetcher, in the order of their start."""
         if not self._must_spawn:
             prepare_to_fork()
 
@@ -151,6 +153,7 @@ def measure_host(options: CostOptions, progress: Callable[[str], object]) -> Hos
         before = open_files()
         try:
             load_script(options.script, options.script_args, host=options.host, is_module=options.is_module)
+            # Do this again, because the script may have set up logging or signals.
             configure_process("WARNING")
             supply, contents = _measure_costs(options, before, progress, notes)
         except (HeteroError, OSError) as error:
@@ -174,12 +177,9 @@ def measure_host(options: CostOptions, progress: Callable[[str], object]) -> Hos
 
 def burst_sizes(num_processes: int) -> list[int]:
     """Return the numbers of processes of the bursts: 1, 2, 4, ... and the largest number."""
-    sizes = []
-    size = 1
-    while size < num_processes:
-        sizes.append(size)
-        size *= 2
-    return [*sizes, num_processes]
+    # The number of binary digits of n - 1 is the number of powers of two below n.
+    powers = [2**exponent for exponent in range((num_processes - 1).bit_length())]
+    return [*powers, num_processes]
 
 
 def most_processes(num_cpus: int, measured: SupplyProfile) -> int:
@@ -189,6 +189,7 @@ def most_processes(num_cpus: int, measured: SupplyProfile) -> int:
     and the profile must contain a burst in which all CPUs are busy.
     """
     cpu_s = measured.sample_cpu_s.mean + measured.batch_cpu_s.mean
+    # Without measured CPU time, it is not known how long a process waits for storage.
     if cpu_s <= 0:
         return num_cpus
     # For each second on the CPU, a process waits ``sample_wait_s / cpu_s`` seconds, in which others can use the CPU.
@@ -232,6 +233,7 @@ def _measure_costs(
         fetchers.start(1)
         build_s = fetchers.ask(fetchers.channels, _BUILD_S, do="build")[0]["seconds"]
         progress("samples")
+        # With emulation, the times are not used. One fetch is enough for the contents of a batch.
         seconds = 0.0 if is_emulated else options.single_s
         (found,) = fetchers.ask(fetchers.channels, _ANSWER_S, do="measure", seconds=seconds)
         measured: SupplyProfile = decode(SupplyProfile, found["supply"])
@@ -272,15 +274,16 @@ def _bursts(
             f"Only one process was measured on {options.host}, because each builds the data set for {build_s:.0f} s."
         )
         num_processes = 1
-    most = _num_within_memory(fetchers)
-    if most < num_processes:
-        notes.append(f"Only {most} of {num_processes} processes fit into the free memory of {options.host}.")
-        num_processes = most
+    num_that_fit = _num_within_memory(fetchers)
+    if num_that_fit < num_processes:
+        notes.append(f"Only {num_that_fit} of {num_processes} processes fit into the free memory of {options.host}.")
+        num_processes = num_that_fit
     # All bursts together have a time limit, so with many bursts, each burst is shorter.
     sizes = burst_sizes(num_processes)
     seconds = min(options.burst_s, _BURSTS_S / len(sizes))
     sample_s = measured.sample_cpu_s.mean + measured.sample_wait_s.mean + measured.batch_cpu_s.mean
     # A burst ends only between two chunks, so a chunk takes a quarter of the burst at most.
+    # 1e-9 avoids a division by 0.
     chunk = max(1, int(min(CHUNK_S, seconds / 4) / max(sample_s, 1e-9)))
     # A slow sample may take much longer than the mean one.
     timeout_s = _ANSWER_S + 100 * sample_s
@@ -344,7 +347,7 @@ def _figure(value: float | None, unit: str) -> Figure | None:
 
 
 def main() -> None:
-    """Measure and send the result. See the module's docstring."""
+    """Measure what the launcher wants, and send it the result."""
     channel = Channel(socket.socket(fileno=int(sys.argv[1])), "the launcher")
     options = decode(CostOptions, channel.receive(CALL_TIMEOUT_S))
     die_with_parent(options.parent_pid)

@@ -85,7 +85,8 @@ class Channel:
             timeout_s: Time limit in seconds. None waits without a limit.
 
         Raises:
-            ChildFailedError: If the other process has ended, reported an error, or does not answer.
+            ChildFailedError: If the other process has ended, or does not answer.
+            ConfigError: If the other process has sent an error with `send_error`.
         """
         self._socket.settimeout(timeout_s)
         try:

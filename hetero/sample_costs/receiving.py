@@ -47,6 +47,8 @@ def receive(leaf_bytes: Sequence[int], *, seconds: float) -> float:
     Raises:
         HeteroError: If the endpoint cannot be started or does not answer.
     """
+    # Start one endpoint in the way of a launcher. The pool puts the endpoint into the directory, where the fleet finds
+    # it.
     token = Token.generate()
     descriptor, token_path = token_memfd(token)
     directory = Directory()
@@ -78,6 +80,7 @@ def receive(leaf_bytes: Sequence[int], *, seconds: float) -> float:
         if not pool.wait_ready(_READY_S):
             raise EndpointUnavailableError(f"the endpoint for the measurement was not ready within {_READY_S:.0f} s")
         with Fleet(directory, token, job_id=job_id) as fleet, Reader(fleet, requests()) as reader:
+            # The first batches are not measured, because they open connections and fill caches.
             for _ in range(_NUM_FIRST):
                 next(reader)
             num_batches = 0
@@ -96,7 +99,7 @@ def _show(_name: str, line: str) -> None:
 
 
 def main() -> None:
-    """Measure once. See the module's docstring."""
+    """Measure the CPU time of receiving once, and send the result to the measuring process."""
     channel = Channel(socket.socket(fileno=int(sys.argv[1])), "the process that measures")
     facts = channel.receive(CALL_TIMEOUT_S)
     die_with_parent(facts["parent_pid"])

@@ -113,13 +113,15 @@ def measure_samples(
         raise ConfigError("found no samples to measure; expected at least one request")
     begin_s = time.perf_counter()
     times = SampleTimes()
+    # `fetch` calls its ``cancelled`` before each sample and ``on_samples`` after the last one. So `mark` and `mark_end`
+    # record these times. `start` and `stop` are called before and after each batch.
     watch = _Stopwatch(cpu_clock)
     read_before, num_samples, num_failures = _read_bytes(), 0, 0
     # Measure without a cache. It does not help in the first epoch of a job, but here it would, because the same samples
     # are fetched again.
     with built.loading_anew():
         # Fetch one sample that does not count, because it opens files and fills caches. Its time gives the first chunk
-        # size.
+        # size. If it raises, the time until then does.
         with contextlib.suppress(DatasetError):
             fetch(built, next(split(requests, 1)), cancelled=watch.mark)
             num_samples += 1
@@ -165,7 +167,7 @@ class _Stopwatch:
 
     def __init__(self, cpu_clock: Callable[[], float]) -> None:
         self._cpu_clock = cpu_clock
-        # Times when the samples of this batch began, and when the last sample ended.
+        # Times when the samples of this batch began, and when the last sample ended, by each of the two clocks.
         self._cpu_s: list[float] = []
         self._wall_s: list[float] = []
         self._end_cpu_s = 0.0

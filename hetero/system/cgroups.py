@@ -52,6 +52,7 @@ def memory_use(process: Path = Path("/proc/self")) -> MemoryUse | None:
     groups = _figures(process)
     limited = [use for use in groups if use.limit_bytes is not None]
     own = next((use for use in groups if use.is_own), None)
+    # The group with the lowest limit, or the process's own group without any limit.
     return min(limited, key=lambda use: use.limit_bytes or 0, default=own)
 
 
@@ -199,6 +200,7 @@ def _folders(mounts: str, version: str, group: str, controller: str) -> list[Pat
 
 def _read_free(folder: Path, version: str) -> int | None:
     """Return the bytes that a group may still use, None without a limit. Cached files count as free."""
+    # The second of the `_FILES` has the limit.
     limit, current = (_read_number(folder / name) for name in (_FILES[version][1], _CURRENT_FILES[version]))
     if limit is None or current is None or limit >= _UNBOUNDED:
         return None

@@ -63,6 +63,7 @@ def pressure_between(first: CpuReading, last: CpuReading) -> float:
         share = (last.waited_s - first.waited_s) / max(last.at_s - first.at_s, 1e-9)
     else:
         busy, idle = last.busy - first.busy, last.idle - first.idle
+        # 0 at a use of `_BUSY`, and 1 if all CPUs were always busy.
         share = (busy / max(busy + idle, 1e-9) - _BUSY) / (1 - _BUSY)
     return min(1.0, max(0.0, share))
 

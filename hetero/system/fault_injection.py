@@ -94,7 +94,7 @@ class InjectedFault:
         if self.p is not None:
             # Draw a number in any case, because the sequence must depend only on how often the site was reached.
             is_due = self._random.random() < self.p and is_due
-        self._num_struck += is_due
+        self._num_struck += int(is_due)
         return is_due
 
     def place(self, size: int) -> int:
@@ -126,7 +126,7 @@ class Strike:
 
 
 def parse_faults(text: str) -> tuple[InjectedFault, ...]:
-    """Read the rules of `HETERO_FAULTS`. See the module docstring.
+    """Return the faults of the rules in `HETERO_FAULTS`, for example ``compute:hang:at=50;send:corrupt:p=0.01``.
 
     Raises:
         ConfigError: If a rule is malformed. The message names the rule.

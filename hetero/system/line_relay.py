@@ -38,7 +38,7 @@ class LineSource:
         self.name = name
         self.descriptor = descriptor
         self._on_line = on_line
-        self._rest = b""
+        self._rest = b""  # the beginning of a line whose end has not arrived
 
     def read(self, max_reads: int = 1) -> bool:
         """Read at most ``max_reads`` times, and pass lines to ``on_line``. Return False at the end of the output."""
@@ -88,7 +88,10 @@ class LineRelay:
         self._write = write
         self._tail_lines = tail_lines
         self._tails: dict[str, collections.deque[str]] = {}
+        """The last lines of each source, by its name."""
         self._discarded: list[int] = []
+        """Descriptors that `discard` got, for the relay's thread."""
+        # The pipe wakes the relay's thread, see `_poke`.
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
@@ -170,33 +173,33 @@ class LineRelay:
 
     def _run(self) -> None:
         """Relay lines until `close` is called and no output is left. Runs on a separate thread."""
-        while True:
+        stopping = False
+        ready_sources: list[LineSource] = []
+        # After `close` was called, go on until no source is ready. Otherwise the last lines of a process would be lost.
+        while not stopping or ready_sources:
             with self._lock:
                 discarded, self._discarded = self._discarded, []
             for descriptor in discarded:
                 self._finish(descriptor)
-            with self._lock:
-                # `add` registers descriptors in other threads.
-                sources = dict(self._selector.get_map())
             stopping = self._stopping.is_set()
-            # After `close` was called, go on until nothing is ready. Otherwise the last lines of a process would be
-            # lost.
             ready = self._selector.select(0 if stopping else 1.0)
-            for key, _ in ready:
-                # Only the pipe that wakes this thread is registered without a source.
-                if key.data is None:
-                    os.read(self._wake_read, 4096)
-                elif not key.data.read():
-                    self._close(key.data)
-            if stopping and not any(key.data is not None for key, _ in ready):
-                break
-        for key in sources.values():
-            if key.data is None:
-                with self._lock:
-                    self._selector.unregister(key.fd)
-                os.close(key.fd)
-            else:
+            # Only the pipe that wakes this thread is registered without a source.
+            ready_sources = [key.data for key, _ in ready if key.data is not None]
+            if len(ready_sources) < len(ready):
+                # Empty the pipe, or it would stay readable.
+                os.read(self._wake_read, 4096)
+            for source in ready_sources:
+                if not source.read():
+                    self._close(source)
+        with self._lock:
+            # Copy the map, because `_close` changes it.
+            sources = list(self._selector.get_map().values())
+        for key in sources:
+            if key.data is not None:
                 self._close(key.data)
+        with self._lock:
+            self._selector.unregister(self._wake_read)
+        os.close(self._wake_read)
 
     def _finish(self, descriptor: int) -> None:
         """Relay what a discarded descriptor holds, and close it."""

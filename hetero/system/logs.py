@@ -38,7 +38,7 @@ _logger = logging.getLogger(__name__)
 
 _MAX_WAITING_BYTES = 4 * 2**20
 _CHUNK_BYTES = select.PIPE_BUF
-"""Bytes of lines written at once. A pipe accepts this many completely or not at all, so no reader gets half a line."""
+"""Bytes of lines written at once. A pipe accepts all or none of this many, so no reader gets half a line."""
 _LAST_WRITES_S = 2.0
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -60,6 +60,7 @@ def setup_logging(group: str, host: str, role: str, level: str = "info") -> None
             root.removeHandler(handler)
     root.addHandler(_Handler())
     hetero_level = logging.getLevelName(level.upper())
+    # At the level debug, show all messages of libraries too. At other levels, show at most their warnings.
     root.setLevel(hetero_level if hetero_level == logging.DEBUG else max(hetero_level, logging.WARNING))
     logging.getLogger("hetero").setLevel(hetero_level)
 
@@ -125,12 +126,12 @@ class LineWriter:
         self._descriptor = descriptor
         self._max_bytes = max_bytes
         self._lines: collections.deque[bytes] = collections.deque()
-        self._num_bytes = 0
+        self._num_bytes = 0  # of the lines in the queue
         self._num_dropped = 0
-        self._num_reported = 0
-        self._is_broken = False
+        self._num_reported = 0  # dropped lines that a written line has reported
+        self._is_broken = False  # whether the reader of the descriptor has gone
         self._is_closed = False
-        self._is_idle = True
+        self._is_idle = True  # whether the thread has written all the lines that it has taken
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
         self._thread.start()

@@ -106,11 +106,13 @@ def _fill_gaps() -> None:
     malloc.argtypes, malloc.restype = (ctypes.c_size_t,), ctypes.c_void_p
     free.argtypes, free.restype = (ctypes.c_void_p,), None
     sbrk.argtypes, sbrk.restype = (ctypes.c_ssize_t,), ctypes.c_void_p
-    # After `malloc_trim`, less than a page is free at the end of the heap. So a block in the last page fills no gap.
+    # After `malloc_trim`, less than a page is free at the end of the heap. A block in the last page comes from there,
+    # and not from a gap.
     last_page = sbrk(0) - os.sysconf("SC_PAGESIZE")
     num_left = _MAX_GAPS
     for size in _GAP_SIZES:
-        # Malloc takes a gap of this size while there is one. The first block elsewhere shows that none is left.
+        # Malloc takes a gap of this size while there is one. The first block elsewhere shows that none is left. Only
+        # this block is freed, and the others stay in their gaps for good.
         while heap_begin <= (block := malloc(size) or 0) < last_page and num_left:
             num_left -= 1
         free(block)
@@ -169,21 +171,21 @@ def _warn_of(choice: str) -> None:
 def keep_freed_memory() -> bool:
     """Let malloc keep up to 1 GiB of freed memory for the next allocations of any thread. Idempotent.
 
-    The bound of 1 GiB holds for the main arena. Other arenas, made by earlier threads, keep all freed blocks of less
-    than 64 MiB.
-
     glibc returns large blocks to the kernel when they are freed. The kernel then clears every page of the next block.
-    This costs 190 page faults per megabyte received and half of the CPU time of a transfer. Higher thresholds alone do
-    not help threads. Each thread has an arena, made of pieces of 64 MiB. No other thread can use the free memory of an
-    arena, and an empty piece is returned to the kernel. Therefore this function sets one arena for all threads. Threads
-    that have allocated before keep their arenas, and new threads share these arenas. The empty pieces of these arenas
-    are not returned, because malloc keeps memory of the size of a piece beyond the last block.
+    This costs 190 page faults per megabyte received and half of the CPU time of a transfer. Higher thresholds prevent
+    this only in the main arena.
 
-    Native code that allocates in several threads at the same time is slower with one arena. Four threads of a C program
-    that only allocate blocks of 1 to 9 KB needed four to seven times as long.
+    By default each thread has its own arena, which is made of pieces of 64 MiB. No other thread can use the free memory
+    of an arena, and an empty piece is returned to the kernel. Therefore this function allows only one arena, the main
+    arena. Arenas that exist already stay, and all threads share them. They keep their empty pieces, and all freed
+    blocks of less than 64 MiB, because this function also sets a padding (``top_pad``) of the size of one piece.
 
-    Call it at the start of a process, because one arena needs the least memory. Settings of malloc that the environment
-    has stay. The function does nothing if the environment has ``HETERO_MALLOC=default``, or without glibc.
+    Call this at the start of a process, before its threads, because one arena needs the least memory. Native code that
+    allocates in several threads at the same time is slower with one arena: four threads of a C program that only
+    allocate blocks of 1 to 9 KB needed four to seven times as long.
+
+    Settings of malloc in the environment stay unchanged. The function does nothing if the environment has
+    ``HETERO_MALLOC=default``, or without glibc.
 
     Returns:
         Whether malloc keeps memory now.

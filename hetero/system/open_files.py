@@ -33,9 +33,9 @@ def open_files() -> dict[int, str]:
     written, terminals, and devices such as ``/dev/null``. A file that is mapped into memory, and can only be read, is
     left out too. It is read through its map, without a position.
     """
-    # Whether this process can write to a mapped file, by name. If a file has several maps, the writable one is sorted
-    # last, and replaces the others in the dictionary.
-    is_writable_map = dict(sorted(mapped_files()))
+    # For each mapped file, by name: whether this process can write to the file through a map. If a file has several
+    # maps, the writable one is sorted last, and replaces the others in the dictionary.
+    is_writable_through_map = dict(sorted(mapped_files()))
     found = {}
     for descriptor in _descriptors():
         with contextlib.suppress(OSError):
@@ -43,11 +43,13 @@ def open_files() -> dict[int, str]:
             access = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
             may_read = access != os.O_WRONLY
             name = _name(descriptor)
+            # For a file that is not mapped, the dictionary lacks an entry, and `get` returns None.
+            is_only_read_through_map = access == os.O_RDONLY and is_writable_through_map.get(name) is False
             if stat.S_ISSOCK(mode):
                 found[descriptor] = name
             elif stat.S_ISFIFO(mode) and may_read:
                 found[descriptor] = f"pipe:{name}" if has_path(name) else name
-            elif stat.S_ISREG(mode) and may_read and (access == os.O_RDWR or is_writable_map.get(name, True)):
+            elif stat.S_ISREG(mode) and may_read and not is_only_read_through_map:
                 found[descriptor] = name
     return found
 
@@ -82,6 +84,7 @@ def mapped_files() -> Iterator[tuple[str, bool]]:
         for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").split("\n")[:-1]:
             # The kernel escapes a newline in a name, and no other separator.
             _, rights, _, _, inode, *name = line.split(maxsplit=5)
+            # The rights are for example ``rw-s``, where s means shared. Memory without a file has inode 0.
             is_shared = rights.startswith("rw") and rights.endswith("s")
             if is_shared or inode != "0":
                 yield name[0].removesuffix(_REMOVED) if name else "anonymous", is_shared

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from hetero.errors import ExitCode, ResourcesError
 from hetero.system.cgroups import memory_use, oom_kills
-from hetero.system.stop_signals import children_ignore_platform
+from hetero.system.stop_signals import sigterm_blocked_in_children
 from hetero.system.waits import END_TIMEOUT_S, SHORT_POLL_S
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ def bind_to_parent() -> None:
     parent = os.environ.pop(PARENT_VARIABLE, None)
     if parent is None:
         return
+    # The kernel can kill this process with its parent only. For another ancestor, a thread watches.
     if os.getppid() == int(parent):
         die_with_parent(int(parent))
     else:
@@ -162,7 +163,7 @@ def end_descendants(*, timeout_s: float = END_TIMEOUT_S, on_poll: Callable[[], o
 def start_child(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
     """Start a process with Popen's arguments. The caller must wait for its end, because `reap_adopted` ignores it."""
     # Hold the lock, because `reap_adopted` must not reap a child that is not in the set yet.
-    with _starting, children_ignore_platform(options.get("env")):
+    with _starting, sigterm_blocked_in_children(options.get("env")):
         process = subprocess.Popen(command, **options)
         _own_children.add(process)
     return process
@@ -262,23 +263,26 @@ class SignalWaiter:
 
     def __init__(self, signals: tuple[signal.Signals, ...]) -> None:
         self._signals = signals
-        self._before: list[tuple[signal.Signals, Any]] = []
+        self._handlers_before: list[tuple[signal.Signals, Any]] = []
+        # Set in `__enter__`.
         self._restore_wakeup: Callable[[], object] = lambda: None
         self._read_end = self._write_end = -1
 
     def __enter__(self) -> SignalWaiter:
+        """Let Python write the number of each arriving signal to a pipe, which `wait` reads."""
         self._read_end, self._write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         previous = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
         self._restore_wakeup = lambda: signal.set_wakeup_fd(previous)
         for number in self._signals:
-            self._before.append((number, signal.signal(number, _ignore)))
+            # Python writes to the pipe only for signals with a handler, even if the handler does nothing.
+            self._handlers_before.append((number, signal.signal(number, _ignore)))
         _waiting.add(self)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.abandon()
-        for number, handler in self._before:
-            # None: code outside of Python had set the handler, and Python cannot set it again.
+        for number, handler in self._handlers_before:
+            # If code outside of Python had set the handler, it is None here, and Python cannot set it again.
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
     def abandon(self) -> None:
@@ -328,7 +332,7 @@ def describe_exit_status(status: int) -> str:
         return _describe_signal(-status)
     if status == 0:
         return "ended normally"
-    # Lower codes are no signs of hetero, because other programs use them too.
+    # Other programs use lower codes too, so these do not show that the process belongs to hetero.
     known = {int(code): code.help_text for code in ExitCode if code >= ExitCode.CLUSTER}
     if status in known:
         return f"exited with {status} (HET-{status}): {known[status]}"
@@ -408,7 +412,7 @@ def _explain_kill() -> str:
     """
     global _explained_kills
     num_kills = oom_kills()
-    # The kernel has no counter for this process's group.
+    # Without a counter for this process's group, there are two possible reasons.
     if num_kills is None or _explained_kills is None:
         return f", by another process or out of memory{_describe_memory()}"
     # The counter has not grown, so the kernel killed no other process since the last one that was described.

@@ -60,8 +60,8 @@ def find_script(script: str, *, is_module: bool = False, host: str = "") -> Path
     if path.is_dir():
         raise ConfigError(f"the training script {script!r} is a folder; expected a file\n  to do: {_advice(path)}")
     if not path.is_file():
-        is_name = all(part.isidentifier() for part in script.split(".")) and _origin(script, base) is not None
-        hint = f"; {script} is a module: put -m before it" if is_name else "; give its path"
+        is_module_name = all(part.isidentifier() for part in script.split(".")) and _origin(script, base) is not None
+        hint = f"; {script} is a module: put -m before it" if is_module_name else "; give its path"
         raise ConfigError(f"the training script {script!r} does not exist {place}{hint}")
     return path
 
@@ -153,7 +153,7 @@ def _installed(top: str) -> ModuleSpec | None:
 
 
 def _inside(package: ModuleSpec | None, name: str) -> ModuleSpec | None:
-    """Find a module directly inside a package. None without a package, if it is no package, or has no such module."""
+    """Find a module directly inside a package. None if ``package`` is None or a plain module, or lacks the module."""
     locations: Sequence[str] | None = None if package is None else package.submodule_search_locations
     # Pass only the last part of the name. Otherwise a folder without __init__.py looks for its parent in sys.modules.
     return None if locations is None else PathFinder.find_spec(name, list(locations))

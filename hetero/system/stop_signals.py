@@ -14,7 +14,7 @@ import os
 import signal
 from collections.abc import Iterator, Mapping
 
-__all__ = ["END_SIGNALS", "SHIELD_VARIABLE", "children_ignore_platform", "end_signal", "ignore_platform"]
+__all__ = ["END_SIGNALS", "SHIELD_VARIABLE", "end_signal", "sigterm_blocked_in_children", "survive_first_sigterm"]
 
 SHIELD_VARIABLE = "HETERO_SHIELD"
 """Environment variable of processes that ignore the first SIGTERM, because only their parent should act on it."""
@@ -30,8 +30,11 @@ def end_signal() -> signal.Signals:
 
 
 @contextlib.contextmanager
-def children_ignore_platform(environ: Mapping[str, str] | None = None) -> Iterator[None]:
+def sigterm_blocked_in_children(environ: Mapping[str, str] | None = None) -> Iterator[None]:
     """In the context, let shielded processes that this thread starts begin with SIGTERM blocked.
+
+    A process is shielded from the platform's first SIGTERM if its environment has `SHIELD_VARIABLE`. It unblocks the
+    signal when it can survive one, in `survive_first_sigterm`. Until then, a SIGTERM would end it.
 
     Args:
         environ: Environment of the processes. None: the environment of this process.
@@ -46,23 +49,24 @@ def children_ignore_platform(environ: Mapping[str, str] | None = None) -> Iterat
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def ignore_platform() -> None:
-    """If this process is shielded, survive one SIGTERM, and unblock the signal for the processes that are started here.
+def survive_first_sigterm() -> None:
+    """If this process is shielded, ignore one SIGTERM, because a platform may send it to all processes of a job.
 
-    The second SIGTERM ends the process, unless it comes before Python has handled the first. A parent that waits for
-    the end must therefore send another signal. The processes of a script behave as usual: SIGTERM ends them. Call it on
-    the main thread.
+    Only the launcher acts on the platform's SIGTERM. A second SIGTERM ends this process. Two that come before Python
+    has handled the first count as one, so a parent that waits for the end sends `end_signal` instead. Processes that
+    the user's code starts here are not shielded: the first SIGTERM ends them. Call this on the main thread.
     """
     if SHIELD_VARIABLE not in os.environ:
         return
     # A handler and not SIG_IGN, because started programs would inherit SIG_IGN.
-    signal.signal(signal.SIGTERM, _restore)
+    signal.signal(signal.SIGTERM, _end_at_next_sigterm)
     signal.siginterrupt(signal.SIGTERM, False)  # native code may not expect interrupted system calls
+    # The parent has started this process with the signal blocked.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
-    os.register_at_fork(after_in_child=_restore)
+    os.register_at_fork(after_in_child=_end_at_next_sigterm)
 
 
-def _restore(*_: object) -> None:
+def _end_at_next_sigterm(*_: object) -> None:
     """Let SIGTERM end this process from now on, unless the script has set another handler."""
-    if signal.getsignal(signal.SIGTERM) is _restore:
+    if signal.getsignal(signal.SIGTERM) is _end_at_next_sigterm:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -43,7 +43,8 @@ def private_folder(prefix: str, *, parent: str | None = None) -> Iterator[Path]:
     try:
         yield path
     finally:
-        if os.getpid() == owner:  # a forked child that ends closes this generator, too
+        # A forked child that ends closes this generator too. It must not remove the folder of its parent.
+        if os.getpid() == owner:
             shutil.rmtree(path, ignore_errors=True)
         os.close(descriptor)
 

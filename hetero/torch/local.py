@@ -29,7 +29,7 @@ from hetero.errors import DatasetError
 from hetero.loaders.prefetching import EpochRequests
 from hetero.spec import DatasetSpec
 from hetero.system.open_files import names_for_message
-from hetero.system.stop_signals import SHIELD_VARIABLE, children_ignore_platform
+from hetero.system.stop_signals import SHIELD_VARIABLE, sigterm_blocked_in_children
 from hetero.torch.local_dataset import Answer, Failure, LocalDataset
 from hetero.torch.shared_memory import is_roomy, shared_bytes
 
@@ -392,7 +392,7 @@ def _workers_ignore_platform() -> Iterator[None]:
     """
     before = multiprocessing.active_children()
     try:
-        with children_ignore_platform():
+        with sigterm_blocked_in_children():
             yield
     finally:  # also if torch could not start all workers
         # Without the variable, workers are not shielded, and end at the first SIGTERM.

@@ -26,7 +26,7 @@ from hetero.datasets import build, get_factory, note_length
 from hetero.errors import DatasetError, DatasetMismatchError, HeteroError, ResourcesError
 from hetero.spec import DatasetSpec
 from hetero.system.open_files import has_path, open_files, opened_since, reopen_files
-from hetero.system.stop_signals import ignore_platform
+from hetero.system.stop_signals import survive_first_sigterm
 from hetero.torch.leaf_copies import copy_leaves
 from hetero.torch.shared_memory import why_full, why_too_small
 from hetero.wire.framing import why_unsendable
@@ -146,7 +146,7 @@ class LocalDataset:
         """
         # Ignore the platform's SIGTERM. torchrun sends it to the whole group of a rank, and when workers ended, the job
         # lost its last checkpoint.
-        ignore_platform()
+        survive_first_sigterm()
         info = torch.utils.data.get_worker_info()
         assert info is not None
         # This process has not built anything yet. So a built data set comes from the process that forked this one.

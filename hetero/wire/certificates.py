@@ -56,12 +56,11 @@ def make_certificates(
         raise ConfigError(f"--days is {days}; expected 1 to {_MAX_DAYS}")
     names = [f"{host}.{kind}" for host in hosts for kind in ("pem", "key")]
     _check(folder, hosts, ["ca.pem", *names])
-    # Make everything before the first file is written.
+    # Make everything in memory before the first file is written. A call that was killed midway once left the
+    # authority's key in its scratch folder.
     now = dt.datetime.now(dt.timezone.utc)
     begin, end = now - _EARLIER, now + dt.timedelta(days=days)
     authority = _Authority.new(begin, end)
-    # Keep everything in memory until all is made. A call that was killed midway once left the authority's key in its
-    # scratch folder.
     made = {"ca.pem": _pem(authority.certificate)}
     if keep_authority_key:
         made["ca.key"] = _pem(authority.key)
@@ -89,6 +88,7 @@ def _check(folder: Path, hosts: Sequence[str], names: Sequence[str]) -> None:
     if not hosts:
         raise ConfigError("no host is given: pass --host NAME for each host, or --cluster-file FILE")
     for host in hosts:
+        # A host of the name "ca" would overwrite the files of the authority.
         if not _HOST_NAME.fullmatch(host) or host == "ca":
             raise ConfigError(f"--host {host[:80]!r} is not a host name: expected letters, digits and ._:-, and not ca")
     if len(set(hosts)) < len(hosts):
@@ -135,6 +135,7 @@ class _Authority:
         key = _new_key()
         # A host both accepts and opens connections.
         both_sides = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+        # A certificate has another field for an address than for a name.
         try:
             name: x509.GeneralName = x509.IPAddress(ipaddress.ip_address(host))
         except ValueError:

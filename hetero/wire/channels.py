@@ -73,6 +73,7 @@ def client_options() -> tuple[Option, ...]:
         ("grpc.max_receive_message_length", MAX_REPLY_BYTES),
         ("grpc.max_send_message_length", MAX_REQUEST_BYTES),
         *_KEEPALIVE,
+        # 0 removes gRPC's limit on keepalive pings between calls.
         ("grpc.http2.max_pings_without_data", 0),
         # The default backs off to 120 s, much longer than an endpoint needs to restart. If the job fails
         # because of a peer with another version, its hosts wait 4 s for that peer. It must reconnect by then.
@@ -105,7 +106,8 @@ def server_options(*, max_streams: int = 1024) -> tuple[Option, ...]:
         ("grpc.max_send_message_length", MAX_REPLY_BYTES),
         ("grpc.max_metadata_size", 16 * 1024),
         ("grpc.max_concurrent_streams", max_streams),
-        # The server must allow the clients' keepalive (10 s), else it answers with GOAWAY too_many_pings.
+        # The server must allow the clients' keepalive (10 s), else it answers with GOAWAY too_many_pings. 0 strikes
+        # mean that no number of pings is too many.
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
         ("grpc.http2.max_ping_strikes", 0),
         # Drops the connections of silent clients, with all their calls.
@@ -179,7 +181,7 @@ def bind(server: grpc.Server, address: str, port: int = 0, *, tls: Tls | None = 
 
     target = join_address(address, port)
     bound = 0
-    # If the server cannot listen there, gRPC raises RuntimeError.
+    # If the server cannot listen there, gRPC raises RuntimeError, and the port stays 0.
     with contextlib.suppress(RuntimeError):
         if tls is None:
             bound = server.add_insecure_port(target)

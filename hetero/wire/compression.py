@@ -215,7 +215,7 @@ class BlockReader:
         self._sizes = sizes
         self._index = 0  # index of the arriving block
         self._received = 0  # bytes of this block that have arrived
-        self._scratch = memoryview(b"")
+        self._scratch = memoryview(b"")  # memory for one compressed block, allocated when it is needed
 
     def room(self, target: memoryview) -> memoryview:
         """Return the buffer for the next bytes of the block that fills ``target``. May allocate memory for a block."""
@@ -235,6 +235,7 @@ class BlockReader:
         """
         self._received += nbytes
         size = self._sizes[self._index]
+        # A size of 0 means that the block is not compressed. Its length is then that of ``target``.
         if self._received < (size or len(target)):
             return 0
         if size:

@@ -77,7 +77,7 @@ class EncodedBatch:
         UnsupportedBatchError: If something in the batch cannot be sent, or the batch exceeds a limit.
     """
 
-    __slots__ = ("_header", "_request", "is_part", "nbytes", "payload")
+    __slots__ = ("_header", "_request_digest", "is_part", "nbytes", "payload")
 
     def __init__(
         self,
@@ -101,8 +101,8 @@ class EncodedBatch:
             )
         self.payload = [leaf.data for leaf in leaves if leaf.nbytes]
         """Buffers that follow the message, each of at least one byte. They may be read-only."""
-        # Copy only batches whose memory the user's code may fill again. Without the copy, each answer in progress needs
-        # the memory of one batch less.
+        # Copy the batch only if the user's code may fill its memory again. With copies, each answer in progress takes
+        # the memory of one more batch.
         if copy:
             self.payload = [_copy(data) for data in self.payload]
         self.nbytes: int = sum(map(len, self.payload))
@@ -121,7 +121,7 @@ class EncodedBatch:
             skips=skipped,
             num_parts=num_parts,
         )
-        self._request = _digest(request)
+        self._request_digest = _digest(request)
 
     def compress(self, name: str) -> None:
         """Compress the blocks of the payload that become smaller. Call this once at most, before sending.
@@ -143,7 +143,7 @@ class EncodedBatch:
     @property
     def message(self) -> bytes:
         """Bytes of the message, which precedes the payload. Each access serialises the message again."""
-        return pb.Answer(header=self._header, request=self._request).SerializeToString()
+        return pb.Answer(header=self._header, request=self._request_digest).SerializeToString()
 
 
 def why_unsendable(batch: Any, limits: Limits = _DEFAULT_LIMITS) -> str | None:
@@ -235,7 +235,7 @@ class BatchDecoder:
         self._missing = 0  # bytes of payload that have not arrived
         self._expected_checksum = 0
         self._hasher = xxhash.xxh3_64()
-        self._request = _digest(request)
+        self._request_digest = _digest(request)
 
         self.nbytes = 0
         """Bytes of the payload, uncompressed. 0 until the header has arrived."""
@@ -278,7 +278,7 @@ class BatchDecoder:
             raise ProtocolError("an answer holds more than one part")
         # Without this check, a proxy that repeated a piece of the stream made a reader train on other samples, because
         # the checksum of the repeated batch was right.
-        if answer.request != self._request:
+        if answer.request != self._request_digest:
             raise ChecksumError("an answer belongs to another request, or one of the two arrived damaged")
         if part == "failure":
             if len(message) > self._limits.max_failure_bytes:
@@ -312,6 +312,7 @@ class BatchDecoder:
         Raises:
             ChecksumError: If the batch or a block is now complete, and arrived damaged.
         """
+        # With compression, the leaf grows by whole blocks: by 0 bytes until a block is complete.
         if self._blocks is not None:
             nbytes = self._blocks.filled(nbytes, self._block())
         self._hasher.update(self._buffers[-1][self._filled : self._filled + nbytes])
@@ -377,8 +378,8 @@ class BatchDecoder:
             return
         if self._codec is None or compression != self._compression:
             raise ProtocolError(f"a batch is compressed with {compression}, but {self._compression} was requested")
-        # The header has the sizes of all blocks, so they are checked before anything is allocated. With a size in front
-        # of each block instead, the endpoint could not send sooner, because the checksum needs the whole batch first.
+        # The header has the sizes of all blocks, so they are checked before anything is allocated. The endpoint knows
+        # them when it sends the header, because the header's checksum needs the whole batch anyway.
         sizes = list(header.block_bytes)
         expected = [size for shape in shapes for size in raw_block_sizes(shape.nbytes)]
         if len(sizes) != len(expected):
@@ -408,6 +409,7 @@ class BatchDecoder:
             self._leaf_index += 1
         shape = self._shapes[self._leaf_index]
         nbytes = shape.nbytes
+        # The caller's function may return pinned memory, which torch too uses only for tensors.
         buffer = self._allocate(nbytes) if shape.container == "tensor" else _allocate(nbytes)
         # The caller's function may return a buffer of another format, or a larger one.
         self._buffers.append((buffer if buffer.format == "B" else buffer.cast("B"))[:nbytes])

@@ -73,7 +73,7 @@ class Limits(StructureLimits):
     def max_answer_bytes(self) -> int:
         """Bytes of one message from an endpoint, without payload."""
         # A header also has up to 4 bytes for each block. Each leaf may have one block that is not full, so there are at
-        # most this many blocks.
+        # most this many blocks. 1,024 bytes are for the other fields.
         num_blocks = self.max_batch_bytes // BLOCK_BYTES + self.max_leaves
         return max(self.max_header_bytes, self.max_failure_bytes) + 4 * num_blocks + MAX_SKIPS_BYTES + 1024
 

@@ -144,23 +144,28 @@ _columns: Callable[[Any], tuple[_Column, ...]] = functools.cache(_find_columns)
 
 
 def _column(name: str, hint: Any) -> _Column:
-    """Return the conversions of the field with this name and type."""
+    """Return the conversions of the field with this name and type.
+
+    The type gives a conversion of the value. `Wire` may replace this conversion in one of two ways. Its ``encode`` and
+    ``decode`` convert to and from the message's field of the same name. Its ``write`` and ``read`` use other fields of
+    the message.
+    """
     wire = Wire()
     if typing.get_origin(hint) is Annotated:
         hint, wire = typing.get_args(hint)
     # ``X | None`` has two alternatives, any other type only itself.
     is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
     alternatives = typing.get_args(hint) if is_union else (hint,)
-    encode, decode = _conversion(next(each for each in alternatives if each is not types.NoneType))
+    encode_type, decode_type = _conversion(next(each for each in alternatives if each is not types.NoneType))
     is_optional = types.NoneType in alternatives
 
-    def read(message: Any, _outer: object) -> Any:
+    def read_field(message: Any, _outer: object) -> Any:
         if is_optional and not message.HasField(name):
             return None
         value = getattr(message, name)
-        return decode(value, message) if wire.decode is None else wire.decode(value)
+        return decode_type(value, message) if wire.decode is None else wire.decode(value)
 
-    return _Column(name, wire.check, wire.encode or encode, wire.write, wire.read or read)
+    return _Column(name, wire.check, wire.encode or encode_type, wire.write, wire.read or read_field)
 
 
 def _conversion(value_type: Any) -> tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]:

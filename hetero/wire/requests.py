@@ -101,7 +101,7 @@ def serialize(request: BatchRequest, limits: Limits = _DEFAULT_LIMITS) -> bytes:
     """
     message = to_proto(request, limits)
     data = message.SerializeToString()
-    # The endpoint rejects larger keys and larger requests, so do not send them.
+    # The endpoint rejects larger keys and larger requests, so do not send them. Report both as too many indices.
     for size, max_bytes in ((len(message.keys), MAX_PARSED_BYTES), (len(data), MAX_FETCH_BYTES)):
         if size > max_bytes:
             raise ConfigError(
@@ -211,7 +211,7 @@ def failure_from_proto(message: pb.Failure) -> SampleFailure:
         raise ProtocolError(f"a failure has the stage {message.stage!r:.60}, expected one of {', '.join(_STAGES)}")
     texts = {field.name: getattr(message, field.name) for field in dataclasses.fields(SampleFailure)}
     types = tuple(printable(name) for name in texts.pop("types")[:MAX_TYPES])
-    # The texts are shown in this rank's log, where they must not look like lines of hetero (attack A14). Only a
-    # traceback may have several lines, because the log indents each of them.
+    # The texts are shown in this rank's log, where they must not look like lines of hetero. Only a traceback may have
+    # several lines, because the log indents each of them.
     traceback = printable(texts.pop("traceback"), keep="\n\t")
     return SampleFailure(**{name: printable(text) for name, text in texts.items()}, traceback=traceback, types=types)

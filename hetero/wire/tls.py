@@ -110,6 +110,7 @@ class Tls:
         self.directory = directory.absolute()
         self.host = host
         paths = [self.directory / name for name in ("ca.pem", f"{host}.pem", f"{host}.key")]
+        # The contents of the three files. `_read` also checks who has access to them.
         self._pems = tuple(_read(path, is_secret=path.suffix == ".key") for path in paths)
         self._server, self._client = (
             _make_context(protocol, paths) for protocol in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)
@@ -265,7 +266,7 @@ def _read(path: Path, *, is_secret: bool) -> bytes:
         raise AuthenticationError(f"{path} (--tls-dir) belongs to user {facts.st_uid}: expected this user or root")
     if is_secret and mode & 0o077:
         raise AuthenticationError(f"the key {path} has mode {mode:04o}: others have access; chmod 600 it")
-    # Check this for ca.pem too, because anyone who can write this file decides who may join the job.
+    # Check this for public files too, because anyone who can write ca.pem decides who may join the job.
     if mode & 0o022:
         raise AuthenticationError(f"{path} (--tls-dir) has mode {mode:04o}: others can write it; chmod go-w it")
     if b"-----BEGIN " not in content:
@@ -279,7 +280,7 @@ def _open_without_waiting(path: str, flags: int) -> int:
 
 
 def _make_context(protocol: ssl._SSLMethod, paths: list[Path]) -> ssl.SSLContext:
-    """Return OpenSSL's settings for one side of a connection. `Tls` describes what they demand."""
+    """Return OpenSSL's settings for one side of a connection. The other side must show a certificate of the job."""
     authority, certificate, key = paths
     # PROTOCOL_TLS_CLIENT also checks the host's name.
     context = ssl.SSLContext(protocol)

@@ -50,6 +50,7 @@ def encode_structure(tree: Tree, leaves: Sequence[Leaf]) -> bytes:
         )
         if dtype is None:
             made.numpy_dtype = leaf.dtype
+        # A leaf in C order has no strides, which saves bytes.
         if leaf.strides:
             made.strides.extend(leaf.strides)
     return message.SerializeToString()
@@ -61,7 +62,7 @@ def _fill(node: pb.Node, tree: Tree) -> None:
         node.leaf = tree.index
     elif tree is None:
         node.none = True
-    elif isinstance(tree, (ListTree, TupleTree, SetTree)):  # `|` would make a new union for every node
+    elif isinstance(tree, (ListTree, TupleTree, SetTree)):  # a tuple, because `|` would make a new union for every node
         children = _children(node, tree)
         # An empty container would not be sent without this, because no field of it is set.
         children.SetInParent()
@@ -166,6 +167,7 @@ def _leaf_shape(message: pb.Leaf) -> LeafShape:
     if (ndim := max(len(shape), len(strides))) > 64:
         raise ProtocolError(f"a leaf has {ndim} dimensions")
     dtype = _DTYPE_NAMES.get(message.dtype, "an unknown dtype")
+    # The message of a dtype for text or dates has NumPy's name of it, which is short and begins with the byte order.
     if message.dtype == pb.TEXT_OR_DATE:
         dtype = message.numpy_dtype[:32] if message.numpy_dtype[:1] in ("<", "|") else "an unknown dtype"
     return LeafShape(
@@ -209,6 +211,7 @@ class _TreeReader:
             raise ProtocolError("a part of a batch has an unknown kind")
         if kind == "complex":
             return complex(node.complex.real, node.complex.imaginary)
+        # An integer of more than 64 bits is sent as bytes.
         value: bool | int | float | str | bytes = getattr(node, kind)
         if isinstance(value, str | bytes) and _num_bytes(value) > self.limits.max_inline_bytes:
             raise ProtocolError(f"a string inside the header exceeds {self.limits.max_inline_bytes} bytes")

@@ -19,7 +19,7 @@ def memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     path.mkdir()
     monkeypatch.setattr(folders, "MEMORY", path)
     monkeypatch.setattr(tiers, "MEMORY", path)
-    for name in ("_SPARED_MEMORY", "_SPARED_DISK"):
+    for name in ("_FREE_SHARE_OF_MEMORY", "_FREE_SHARE_OF_DISK"):
         monkeypatch.setattr(tiers, name, 0.0)
     monkeypatch.setattr(datasets, "_factories", {})
     for name in COUNTS:

@@ -34,7 +34,7 @@ def sample_of(index: int) -> EncodedSample:
 
 
 def open_store(base: Path, *, max_bytes: int = 10**9, key: str = "key", num_samples: int = 10_000) -> SampleStore:
-    return SampleStore(SharedFolder(base, "photos", key), FINGERPRINT, num_samples, max_bytes=max_bytes, spared=0.0)
+    return SampleStore(SharedFolder(base, "photos", key), FINGERPRINT, num_samples, max_bytes=max_bytes, free_share=0.0)
 
 
 def has(store: SampleStore, index: int) -> bool:
@@ -71,7 +71,7 @@ from hetero.cache.entries import EncodedSample
 from hetero.cache.folders import SharedFolder
 from hetero.cache.store import SampleStore
 folder = SharedFolder(Path(sys.argv[1]), "photos", "key")
-store = SampleStore(folder, b"f" * 20, 10_000, max_bytes=10**9, spared=0.0)
+store = SampleStore(folder, b"f" * 20, 10_000, max_bytes=10**9, free_share=0.0)
 for index in range(int(sys.argv[2]), 600, 2):
     value = np.random.default_rng(index).integers(0, 256, 1000, np.uint8)
     assert store.put(index, EncodedSample(value, index, b"f" * 20))

@@ -153,7 +153,7 @@ def test_compute_remembers_few_late_intervals_and_all_of_their_time() -> None:
         compute._add_late(float(number), number + 0.5)
     compute.close()
     assert compute.late_s == 500.0
-    assert len(compute._late) < 1000
+    assert len(compute._late_intervals) < 1000
 
 
 def test_compute_closed_refuses_work(compute: Compute) -> None:

@@ -217,4 +217,4 @@ def test_answer_is_not_kept_until_the_next_request(serve: Serve, streams: contex
     stream.send(REQUEST)
     receive(stream)
     tools.wait_for(lambda: replies)
-    assert replies[0]._cancel is None
+    assert replies[0]._cancel_task is None

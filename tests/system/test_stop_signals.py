@@ -16,8 +16,8 @@ from hetero.system.stop_signals import SHIELD_VARIABLE, end_signal
 
 RANK = """
 import os, signal, subprocess, sys, time
-from hetero.system.stop_signals import ignore_platform
-ignore_platform()
+from hetero.system.stop_signals import survive_first_sigterm
+survive_first_sigterm()
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
 fork = os.fork()
 if fork == 0:

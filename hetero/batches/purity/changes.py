@@ -30,20 +30,21 @@ def own_changes(found: Reach) -> set[str]:
     """
     own: set[str] = set()
     for code, function in functions_of(found.functions):
-        for names, _line in changes(function):
-            # ``CACHE.items[0] = 1`` gives the names CACHE and items. The first may be a local variable.
-            is_outside = is_global(names[0], function)
+        for (variable, *attributes), _line in changes(function):
+            # ``CACHE.items[0] = 1`` gives the variable CACHE and the attribute items.
+            is_outside = is_global(variable, function)
             for place in found.places.values():
-                if place.runs is None:
-                    # The class of ``self`` is not known, so ``self.count += 1`` may change the attribute ``count`` of
-                    # any class.
-                    is_attribute = place.name in names[1:] and (is_outside or isinstance(place.owner, type))
-                    is_module_global = is_outside and place.name == names[0] and isinstance(place.owner, dict)
+                if place.function_code is None:
+                    # A global has the module's namespace as owner, which is a dict. Otherwise the owner is a class. The
+                    # class of ``self`` is not known, so ``self.count += 1`` may change the attribute ``count`` of any
+                    # class.
+                    is_attribute = place.name in attributes and (is_outside or isinstance(place.owner, type))
+                    is_module_global = is_outside and place.name == variable and isinstance(place.owner, dict)
                     is_own = is_attribute or is_module_global
                 else:
-                    # Count only changes by code that the registered function runs. The training loop may call other
-                    # methods of its object, to change an option.
-                    is_own = place.name in names[1:] and code in place.runs
+                    # The place is a value in a registered function. Count only changes by the function's own code. The
+                    # training loop may call other methods of the function's object, to change an option.
+                    is_own = place.name in attributes and code in place.function_code
                 if is_own:
                     own.add(place.label)
     return own
@@ -69,14 +70,15 @@ def changes(block: ast.AST) -> Iterator[tuple[tuple[str, ...], int]]:
         elif isinstance(node, ast.Call):
             function = node.func
             # argparse sets attributes of the object that is passed as ``namespace=``.
-            filled = [each.value for each in node.keywords if each.arg == "namespace"]
+            namespaces = [each.value for each in node.keywords if each.arg == "namespace"]
             if isinstance(function, ast.Attribute) and function.attr in _MUTATORS:
                 names = _path(function.value)
             elif isinstance(function, ast.Name) and function.id == "setattr" and len(node.args) == 3:
+                # The name of the attribute is known only if it is a constant.
                 name = node.args[1]
                 names = (*_path(node.args[0]), str(name.value)) if isinstance(name, ast.Constant) else ()
-            elif filled:
-                names = _path(filled[0])
+            elif namespaces:
+                names = _path(namespaces[0])
         if names:
             yield names, node.lineno  # type: ignore[attr-defined]
 

@@ -121,6 +121,7 @@ def digest(value: object, *, skip_unreadable: bool = False) -> bytes:
         if isinstance(body, _Unreadable) and not skip_unreadable:
             raise body.error
         name = head.encode("utf-8", "surrogatepass")
+        # The lengths come first. Otherwise different parts could give the same bytes.
         hasher.update(b"%d %d " % (len(name), len(body) if isinstance(body, bytes) else body.nbytes))
         hasher.update(name)
         _update(hasher, body)
@@ -137,7 +138,9 @@ def sketch(value: object) -> bytes:
     """
     hasher = blake2b(digest_size=16)
     for _path, head, body in _walk(value, "", 0):
+        # Only arrays that rounding can affect are replaced by coarse statistics.
         content = body if isinstance(body, bytes) or not _is_rounded(body) else _coarse(body)
+        # Hash the length before each of the two. Otherwise different parts could give the same bytes.
         for part in (head.encode("utf-8", "surrogatepass"), content):
             hasher.update((len(part) if isinstance(part, bytes) else part.nbytes).to_bytes(8, "little"))
             _update(hasher, part)
@@ -211,6 +214,7 @@ def _walk_array(value: Any, path: str, depth: int) -> Iterator[_Part]:
         return
     array = np.asarray(value)
     head = f"{type(value).__name__} {array.dtype.str}{list(array.shape)}{_in_words(_layout(array))}"
+    # Objects and texts of variable length (kind T) lie outside of the array's memory.
     if array.dtype.hasobject or array.dtype.kind == "T":
         yield path, head, b""
         yield from _walk(array.tolist(), path, depth + 1)
@@ -272,7 +276,12 @@ def _walk_tensor(torch: Any, value: Any, path: str, depth: int) -> Iterator[_Par
 
 
 def _elements(torch: Any, value: Any) -> bytes | np.ndarray[Any, Any]:
-    """Return the elements in C order, as bytes if NumPy lacks the dtype. Empty if they cannot be read."""
+    """Return the elements of a tensor as an array with the tensor's strides. All readers of the array go in C order.
+
+    If NumPy lacks the dtype, return an array of the elements' bytes in C order. If the elements cannot be read, return
+    empty bytes that carry the exception.
+    """
+    # A meta tensor lacks elements.
     if value.is_meta:
         return b""
     try:
@@ -315,7 +324,11 @@ def _layout(array: np.ndarray[Any, Any]) -> tuple[int, ...]:
     Dimensions with one element, whose strides NumPy ignores, have a stride of 0.
     """
     strides = array_strides(array)
-    counted = [(size, stride) for size, stride in zip(array.shape, strides, strict=False) if size != 1]
+    # `array_strides` returns no strides for C order.
+    if not strides:
+        return ()
+    # Strides of dimensions with one element may differ from C order, although the elements are in C order.
+    counted = [(size, stride) for size, stride in zip(array.shape, strides, strict=True) if size != 1]
     if is_c_order([size for size, _ in counted], [stride for _, stride in counted]):
         return ()
     return tuple(stride if size != 1 else 0 for size, stride in zip(array.shape, strides, strict=True))
@@ -366,7 +379,7 @@ def _describe_change(first: bytes, second: bytes, head: str, dtype: np.dtype[Any
         dtype: Element type of both parts. None if they are not arrays.
     """
     is_numeric = dtype is not None and dtype.kind in "biufc"
-    # Show both texts if they are short, or cannot be compared element by element.
+    # Show both contents if they differ in length, or if they are short and not numbers.
     if len(first) != len(second) or (len(first) <= 16 and not is_numeric):
         return " against ".join(_shown(part[:40], head) for part in (first, second))
     if dtype is None or not is_numeric:
@@ -413,7 +426,8 @@ def _coarse(array: np.ndarray[Any, Any]) -> bytes:
     # All elements are 0, or the sum has overflowed.
     if not 0 < magnitude < math.inf:
         return str(magnitude).encode()
-    # Round the magnitude to eighths of a power of two, and the means to sixteenths of the magnitude.
+    # Round the magnitude to eighths of a power of two, and the means to sixteenths of the magnitude. These steps are
+    # much larger than the differences between CPUs.
     means = [round(part_sum / size / magnitude * 16) for part_sum, size in zip(sums, sizes, strict=True)]
     return repr((round(math.log2(magnitude) * 8), means)).encode()
 

@@ -60,10 +60,11 @@ class GlobalValue:
     """Text for messages: the value, or its type if the value is long or looks like a secret."""
     is_global: bool = True
     """Whether this is a global or an attribute of a class, and not a value in a registered function."""
-    parts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    attribute_digests: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Digests of the attributes of an object, by name. Empty for other values."""
-    before: str | None = None
-    """Text of the value when the data set was registered. Empty if the value has not changed. None if not known."""
+    changed_from: str | None = None
+    """Text of the value at the registration of the data set, if the value has changed since then. Empty if the value
+    has not changed. None if this is not known."""
 
 
 _noted: dict[str, dict[str, GlobalValue]] = {}
@@ -91,7 +92,7 @@ class GlobalsReader:
     def __init__(self, *roots: Any) -> None:
         self._roots = roots
         self._name = next((root.name for root in roots if isinstance(root, DatasetFactory)), "")
-        self._own: set[str] = set()
+        self._changed_here: set[str] = set()
         """Labels of the globals that the data set's code has changed when it ran here."""
         self.warned: set[str] = set()
         """Labels of the globals whose difference was logged."""
@@ -111,15 +112,18 @@ class GlobalsReader:
         """Read as `read` does. May raise what the user's objects raise."""
         reached = reach(self._roots)
         found: dict[str, GlobalValue] = {}
-        own = reached.stored | self._own
+        changed_by_dataset = reached.stored | self._changed_here
+        # `_noted` has the values of all globals under an empty name, and the values in functions under the data set's.
         noted = {**_noted.get("", {}), **_noted.get(self._name, {})}
         for label, value in _values_of(reached.places.values()).items():
-            if label not in own:
-                found[label] = dataclasses.replace(value, before=_before(noted.get(label), value, reached.names))
-        # Include the files with the code, because an endpoint that is started again may import an edited script.
+            if label not in changed_by_dataset:
+                changed_from = _changed_from(noted.get(label), value, reached.names)
+                found[label] = dataclasses.replace(value, changed_from=changed_from)
+        # Include the files with the code, because an endpoint that is started again may import an edited script. The
+        # digest is that of the imported file, so the file counts as unchanged here.
         for name, namespace in reached.modules.items():
             label = _SOURCE + ("the script" if name in SCRIPT_NAMES else name)
-            found[label] = GlobalValue(_source_digest(str(namespace.get("__file__"))), "a file", before="")
+            found[label] = GlobalValue(_source_digest(str(namespace.get("__file__"))), "a file", changed_from="")
         return found
 
     def digests(self) -> dict[str, str]:
@@ -136,7 +140,7 @@ class GlobalsReader:
             yield
         finally:
             after = self.digests()
-            self._own.update(label for label, digest in before.items() if after.get(label) != digest)
+            self._changed_here.update(label for label, digest in before.items() if after.get(label) != digest)
 
     @functools.cached_property
     def own_changes(self) -> set[str]:
@@ -178,7 +182,8 @@ def check_globals(
     # Ignore caches and counters of the data set's code, because they differ where that code has run. For example, a
     # counter of errors stays 0 on an endpoint without errors. A correct job was refused because of such a counter.
     differing = [label for label in differing if label not in reader.own_changes]
-    changed = [label for label in differing if own[label].before]
+    # Data hosts have the value of the import. If the script has changed the value since, the samples would differ.
+    changed = [label for label in differing if own[label].changed_from]
     if changed:
         raise DatasetMismatchError(_complaint(changed, own, dataset=dataset, there=there))
     for label in differing:
@@ -188,7 +193,11 @@ def check_globals(
 
 
 def _log_difference(label: str, value: GlobalValue, *, dataset: str, there: str) -> None:
-    """Log that a file or a global differs, although the script may be right."""
+    """Log that a file or a global differs between processes. The script may be right, because hosts may differ.
+
+    Log a warning if it is not known whether the script has changed the global since the import.
+    """
+    # The label of a file with code begins with `_SOURCE`, and other labels are names of globals.
     if label.startswith(_SOURCE):
         logger.warning(
             "the %s has other bytes on %s than in the rank, so data set %r may make other samples there. Give all "
@@ -199,7 +208,7 @@ def _log_difference(label: str, value: GlobalValue, *, dataset: str, there: str)
         )
         return
     logger.log(
-        logging.WARNING if value.before is None else logging.INFO,
+        logging.WARNING if value.changed_from is None else logging.INFO,
         "%s%s has another value on %s than in the rank (%s), and data set %r reads it. It may depend on the host. If "
         "samples depend on it, make it an argument of the factory.",
         "global " if value.is_global else "",
@@ -216,7 +225,8 @@ def _complaint(labels: Sequence[str], own: Mapping[str, GlobalValue], *, dataset
     kind = "global " if own[first].is_global else ""
     lines = [f"{kind}{first:.60} has another value on {there} than in the rank, and data set {dataset!r:.40} reads it"]
     lines += [
-        f"{each}: {own[each].shown} in the rank; {own[each].before} after the import" for each in labels[:_MAX_NAMED]
+        f"{each}: {own[each].shown} in the rank; {own[each].changed_from} after the import"
+        for each in labels[:_MAX_NAMED]
     ]
     if len(labels) > _MAX_NAMED:
         lines.append(f"and {len(labels) - _MAX_NAMED} more")
@@ -225,7 +235,8 @@ def _complaint(labels: Sequence[str], own: Mapping[str, GlobalValue], *, dataset
         "import, and samples would differ."
     )
     argument = first.rpartition(".")[2].lower()
-    if not kind:
+    # A value in a registered function cannot be an argument of the factory, unless the data set brings the function.
+    if not own[first].is_global:
         lines.append(
             "The data set that a factory returns may have the collate_fn as an attribute or method, and its options."
         )
@@ -237,17 +248,24 @@ def _complaint(labels: Sequence[str], own: Mapping[str, GlobalValue], *, dataset
     return "\n  ".join(lines)
 
 
-def _before(noted: GlobalValue | None, value: GlobalValue, names: set[str]) -> str | None:
-    """Return `GlobalValue.before` of a value. ``names`` are the names in the data set's code."""
+def _changed_from(noted: GlobalValue | None, value: GlobalValue, names: set[str]) -> str | None:
+    """Return `GlobalValue.changed_from`: a text if the value has changed, empty if not, None if this is not known.
+
+    Args:
+        noted: The value when the data set was registered. None if the global was made later.
+        value: The present value.
+        names: The names in the data set's code.
+    """
     if noted is None:
         return None
     if noted.digest == value.digest:
         return ""
-    if noted.parts and value.parts:
-        changed = {name for name, digest in value.parts.items() if noted.parts.get(name) != digest}
-        changed |= noted.parts.keys() - value.parts.keys()
+    earlier, present = noted.attribute_digests, value.attribute_digests
+    if earlier and present:
+        changed = {name for name in {*earlier, *present} if earlier.get(name) != present.get(name)}
         # main() may store anything in the global arguments, such as args.rank, while the data set reads only args.root.
-        # So only changed attributes whose names are in the data set's code count.
+        # So only changed attributes whose names are in the data set's code count. Without such names, it is not known
+        # whether the change matters.
         if not changed & names:
             return None
         return f"{noted.shown} with another {', '.join(sorted(changed & names)[:_MAX_NAMED])}"
@@ -261,12 +279,16 @@ def _values_of(places: Iterable[Place]) -> dict[str, GlobalValue]:
         # Skip a global that no longer exists, and objects of the user that raise when they are inspected.
         with contextlib.suppress(Exception):
             value = place.value()
-            whole = plain_digest(value)
-            if whole is not None or callable(value):
+            digest = plain_digest(value)
+            if digest is not None or callable(value):
                 attributes = {} if callable(value) else getattr(value, "__dict__", {})
-                parts = {name: plain_digest(each) or "" for name, each in attributes.items()}
-                is_global = place.runs is None
-                found[place.label] = GlobalValue(whole or "", _show(place.label, value), is_global, parts)
+                found[place.label] = GlobalValue(
+                    digest=digest or "",
+                    shown=_show(place.label, value),
+                    # Only values in registered functions have `Place.function_code`.
+                    is_global=place.function_code is None,
+                    attribute_digests={name: plain_digest(each) or "" for name, each in attributes.items()},
+                )
     return found
 
 
@@ -287,8 +309,10 @@ def _show(name: str, value: Any) -> str:
     if isinstance(value, enum.Enum | PurePath):
         text = str(value)
     elif isinstance(value, str) and ("://" in value or _SECRET.search(value)):
+        # An address may contain a password.
         text = ""
     elif value is None or type(value) in (bool, int, float, complex, str):
+        # Python refuses to print very long integers.
         text = ascii(value) if not isinstance(value, int) or abs(value) < 10**_MAX_SHOWN_CHARS else ""
     elif isinstance(value, tuple) and all(type(item) in (bool, int, float) for item in value):
         text = repr(value)

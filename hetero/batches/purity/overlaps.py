@@ -37,7 +37,9 @@ class Overlaps:
 
     def __init__(self) -> None:
         self._known: dict[DatasetSpec, tuple[tuple[str, bytes], npt.NDArray[np.int64]]] = {}
+        """For each subset: name and digest of the data set inside it, and the indices into that data set."""
         self._reported: set[frozenset[DatasetSpec]] = set()
+        """Pairs of subsets that a warning has named."""
 
     def add(self, spec: DatasetSpec, dataset: Any) -> tuple[str, ...]:
         """Add a data set, and return a warning for each earlier one that shares samples with it, once per pair.
@@ -86,10 +88,10 @@ def _part(torch_data: Any, dataset: Any) -> tuple[tuple[str, bytes], npt.NDArray
     if indices.dtype.kind not in "iu":
         raise TypeError(f"indices of type {indices.dtype}")
     attributes = sorted(vars(dataset).items()) if hasattr(dataset, "__dict__") else [("", dataset)]
-    held = [(name, ends) for name, value in attributes if (ends := _ends(value)) is not None]
-    held = held or [(name, value) for name, value in attributes if isinstance(value, str | int | float)]
+    contents = [(name, ends) for name, value in attributes if (ends := _ends(value)) is not None]
+    contents = contents or [(name, value) for name, value in attributes if isinstance(value, str | int | float)]
     name = f"{len(dataset)} samples ({type_name(type(dataset))})"
-    return (name, value_digest(held)), np.unique(indices).astype(np.int64)
+    return (name, value_digest(contents)), np.unique(indices).astype(np.int64)
 
 
 def _ends(value: Any) -> Any:

@@ -56,8 +56,9 @@ class Place:
     """Namespace of the module, the class or object, a dictionary of the values, or the cell of a variable."""
     name: str
     """Name of the global, attribute or value."""
-    runs: frozenset[CodeType] | None = None
-    """Methods that run when the registered function that holds the value runs. None for other places."""
+    function_code: frozenset[CodeType] | None = None
+    """For a value in a registered function: code of the methods that a call of the function runs. It is empty for a
+    function without an object. None for a global and for an attribute of a class."""
 
     def value(self) -> Any:
         """Return the current value of the global or attribute.
@@ -68,7 +69,7 @@ class Place:
         if isinstance(self.owner, CellType):
             try:
                 return self.owner.cell_contents
-            except ValueError:
+            except ValueError:  # the variable has not been assigned
                 raise KeyError(self.name) from None
         return (self.owner if isinstance(self.owner, dict) else vars(self.owner))[self.name]
 
@@ -141,6 +142,7 @@ class _Walk:
     def __init__(self) -> None:
         self.found = Reach()
         self._queue: deque[tuple[Any, int]] = deque()
+        """Objects to visit, each with its depth, see `push`."""
         # Keep the visited objects alive, because a new object could get the id of a freed one.
         self._seen: dict[int, Any] = {}
         self._user_modules = user_modules()
@@ -148,7 +150,7 @@ class _Walk:
     def push(self, value: Any, depth: int) -> None:
         """Queue an object, unless it was visited, is a plain value, or too many were visited.
 
-        ``depth`` counts the objects on the way from a function or class, each of which holds the next one.
+        ``depth`` counts the objects on the way from a function or class. Each of them holds the next one.
         """
         if isinstance(value, _SCALARS) or id(value) in self._seen or len(self._seen) >= _MAX_OBJECTS:
             return
@@ -193,9 +195,9 @@ class _Walk:
         for each in kind.__mro__:
             if not is_user_class(each):
                 continue
-            # If a subclass overrides a method, the base's method may read a global that the data set never reads.
             places = {place.name: place for place in _class_places(each)}
             for name, value in list(vars(each).items()):
+                # Skip a method that a subclass overrides, because it may read a global that the data set never reads.
                 if name in names and not uses_super:
                     continue
                 names.add(name)
@@ -225,29 +227,30 @@ class _Walk:
         """Record the names that compiled code reads. ``modules`` are the modules that enclosing functions import."""
         self.found.names.update(code.co_names)
         modules = list(modules)
-        # Value that the previous instruction left on the stack, if it is a global.
-        value: Any = None
+        # The global, or the attribute of a module, that the previous instruction has loaded. None after others.
+        loaded: Any = None
         for instruction in dis.get_instructions(code):
             operation, argument = instruction.opname, instruction.argval
+            # Python puts these instructions between the load of a module and the load of its attribute.
             if operation in _TRANSPARENT:
                 continue
             if operation in _GLOBAL_LOADS:
-                value = self._read(namespace, argument)
+                loaded = self._read(namespace, argument)
                 continue
-            if operation in ("LOAD_ATTR", "LOAD_METHOD") and isinstance(value, ModuleType):
-                value = self._read(vars(value), argument)
+            # Follow attributes of modules only. For an object, `_visit_class` records all attributes of its class.
+            if operation in ("LOAD_ATTR", "LOAD_METHOD") and isinstance(loaded, ModuleType):
+                loaded = self._read(vars(loaded), argument)
                 continue
-            value = None
-            # Follow attributes of modules only. For an object, all attributes of its class are recorded elsewhere.
+            loaded = None
             if operation == "IMPORT_NAME":
                 modules.extend(self._imported(argument, namespace))
             elif operation in ("STORE_GLOBAL", "DELETE_GLOBAL"):
                 self.found.stored.add(_prefix(namespace.get("__name__", "")) + argument)
         # A module that a function imports is a local variable of the function. So any name in the function may be an
-        # attribute of such a module.
+        # attribute of such a module. If the attribute is a module too, the loop visits that module later.
         for module in modules:
-            found = [self._read(vars(module), name) for name in code.co_names]
-            modules.extend(each for each in found if isinstance(each, ModuleType) and each not in modules)
+            values = [self._read(vars(module), name) for name in code.co_names]
+            modules.extend(each for each in values if isinstance(each, ModuleType) and each not in modules)
         for constant in code.co_consts:
             if isinstance(constant, CodeType):
                 self._scan(constant, namespace, modules)
@@ -307,26 +310,31 @@ def _class_places(kind: type) -> Iterator[Place]:
 
 
 def _held_by(label: str, function: Any) -> Iterator[Place]:
-    """Yield the values that a registered function holds."""
-    # Each owner of values, see `Place.owner`, with the names of its values.
+    """Yield the values that a registered function holds.
+
+    These are the arguments of a partial, the defaults and enclosing variables of a function, or the attributes of the
+    object of a bound method or of an object with ``__call__``.
+    """
+    # Pairs of an object that has values (a dictionary, the cell of a variable, or the user's object) and their names.
     owners: list[tuple[Any, Iterable[str]]] = []
-    runs: frozenset[CodeType] = frozenset()
+    function_code: frozenset[CodeType] = frozenset()
     if isinstance(function, functools.partial):
         yield from _held_by(label, function.func)
         arguments = {str(number): each for number, each in enumerate(function.args)}
-        owners = [(each, each) for each in (function.keywords, arguments)]
+        owners = [(function.keywords, function.keywords), (arguments, arguments)]
     elif isinstance(function, FunctionType):
         parameters = inspect.signature(function).parameters.values()
         defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         owners = [(defaults, defaults), *((cell, (name,)) for name, cell in cells)]
     else:
-        holder = getattr(function, "__self__", function)
-        runs = frozenset(_methods_of_call(type(holder), getattr(function, "__name__", "__call__")))
-        owners = [(holder, getattr(holder, "__dict__", ()))]
+        user_object = getattr(function, "__self__", function)
+        method_name = getattr(function, "__name__", "__call__")
+        function_code = frozenset(_methods_of_call(type(user_object), method_name))
+        owners = [(user_object, getattr(user_object, "__dict__", ()))]
     for owner, names in owners:
         for name in names:
-            yield Place(f"{label}.{name}", owner, name, runs)
+            yield Place(f"{label}.{name}", owner, name, function_code)
 
 
 def _methods_of_call(kind: type, method: str) -> set[CodeType]:
@@ -369,25 +377,28 @@ def _is_user_file(file: str, script_folder: str | None) -> bool:
     if _is_inside(path, (_HETERO,)):
         return False
     libraries = _libraries()
-    below = path
+    path_below_script = path
     if script_folder is not None and _is_inside(path, (script_folder,)):
         # The script may be part of an installed package, and its folder may contain a virtual environment.
-        below = path[len(script_folder) :]
+        path_below_script = path[len(script_folder) :]
         libraries = tuple(library for library in libraries if _is_inside(library, (script_folder,)))
-    return not {"site-packages", "dist-packages"} & set(Path(below).parts) and not _is_inside(path, libraries)
+    is_installed = bool({"site-packages", "dist-packages"} & set(Path(path_below_script).parts))
+    return not is_installed and not _is_inside(path, libraries)
 
 
 def _script_folder() -> str | None:
-    """Return the folder of the script, or None if the folder holds installed libraries."""
+    """Return the folder of the script. None without a file, or if the folder has installed libraries."""
+    # Look for `SCRIPT_MODULE` before ``__main__``, because on an endpoint ``__main__`` is a program of hetero.
     for name in reversed(SCRIPT_NAMES):
         file = getattr(sys.modules.get(name), "__file__", None)
         if isinstance(file, str):
-            return _folder_of(file)
+            return _folder_without_libraries(file)
     return None
 
 
 @functools.cache
-def _folder_of(file: str) -> str | None:
+def _folder_without_libraries(file: str) -> str | None:
+    """Return the folder of a file. None if the folder contains installed libraries, as ``/usr/lib`` does."""
     folder = str(Path(file).resolve().parent)
     libraries = any(library == folder or library.startswith(folder + os.sep) for library in _libraries())
     return None if libraries else folder

@@ -108,9 +108,11 @@ class _Digest:
     """
 
     def __init__(self, *, is_plain: bool) -> None:
-        self._is_plain = is_plain
+        self._must_be_plain = is_plain
         self._num_bytes = 0
+        """Bytes that were hashed so far."""
         self._depth = 0
+        """Number of objects around the present one."""
         self._known: dict[int, tuple[bytes, Any]] = {}
         """For each visited object, by its id: its digest and itself. A new object could get the id of a freed one."""
 
@@ -123,14 +125,15 @@ class _Digest:
         known = self._known.get(id(value))
         if known is not None:
             return known[0]
-        # Set a placeholder, because the value may hold itself.
+        # Set a placeholder, because the value may hold itself. The number of visited objects is the same in every
+        # process.
         self._known[id(value)] = b"%d" % len(self._known), value
         self._depth += 1
         try:
             found = self._of_object(value, kind) if self._depth <= MAX_NESTING else self._hash(kind.__qualname__, b"")
         except Exception:
             # The user's objects may raise when they are inspected.
-            if self._is_plain:
+            if self._must_be_plain:
                 raise
             found = self._hash(kind.__qualname__, b"")
         self._depth -= 1
@@ -144,7 +147,7 @@ class _Digest:
         name = _type_name(kind)
         torch = imported("torch")
         if torch is not None and isinstance(value, torch.Tensor):
-            if self._is_plain and not (value.is_cpu and value.layout is torch.strided):
+            if self._must_be_plain and not (value.is_cpu and value.layout is torch.strided):
                 raise TypeError("not plain")
             return self._of_array(name, value)
         if isinstance(value, np.ndarray | np.generic):
@@ -163,11 +166,11 @@ class _Digest:
             # The order counts, because a data set may number its classes in the order of a dictionary.
             parts = self._of_items("keys", list(value)), self._of_items("values", list(value.values()))
             return self._hash(name, b"".join(parts))
-        return self._of_items(name, _plain_parts(value) if self._is_plain else _parts(value))
+        return self._of_items(name, _plain_parts(value) if self._must_be_plain else _parts(value))
 
     def _of_array(self, name: str, value: Any) -> bytes:
         # Count bytes only for plain data, because a sparse tensor, which is not plain, has no number of bytes.
-        if self._is_plain:
+        if self._must_be_plain:
             self._count(value.nbytes)
         return self._hash(name, digest(value))
 
@@ -187,7 +190,7 @@ class _Digest:
     def _count(self, num_bytes: int) -> None:
         """Count bytes that are hashed. Raise `_TooLargeError` if a plain value has too many."""
         self._num_bytes += num_bytes
-        if self._is_plain and self._num_bytes > _MAX_PLAIN_BYTES:
+        if self._must_be_plain and self._num_bytes > _MAX_PLAIN_BYTES:
             raise _TooLargeError
 
 
@@ -224,13 +227,14 @@ def _parts(value: Any) -> list[Any]:
 
 
 def _plain_parts(value: Any) -> list[Any]:
-    """Return the attributes of an object that is plain if they are.
+    """Return the attributes of an object that is plain if all its attributes are plain.
 
     Raises:
-        TypeError: For other objects.
+        TypeError: If the object has another type. Such an object is never plain.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return [(each.name, getattr(value, each.name)) for each in dataclasses.fields(value)]
+    # A module of torch is not plain, because training changes its parameters in the rank alone.
     torch = imported("torch")
     is_module = torch is not None and isinstance(value, torch.nn.Module)
     if isinstance(value, argparse.Namespace | SimpleNamespace) or (is_user_class(type(value)) and not is_module):

@@ -175,6 +175,7 @@ class _Flattener:
             return TupleTree(self._children(enumerate(value), depth))
         if kind is dict or kind is collections.OrderedDict:
             return self._mapping(value, depth)
+        # A read-only view of a dictionary. Its copy has the type of the dictionary.
         if kind is types.MappingProxyType and type(inner := value.copy()) in (dict, collections.OrderedDict):
             return dataclasses.replace(self._mapping(inner, depth), read_only=True)
         if kind is set or kind is frozenset:
@@ -223,7 +224,7 @@ class _Flattener:
         if type(key) is str:
             self._check_name(key)
             return key
-        # A list is not hashable, so it stands for a key of a type that cannot be sent.
+        # Use an empty list as the tree of a key that cannot be sent. It is not hashable, so the check below rejects it.
         tree = self.tree(key, depth + 1) if type(key) in _KEY_TYPES else ListTree(())
         if not is_hashable(tree):
             raise Unsendable(
@@ -233,7 +234,10 @@ class _Flattener:
         return tree
 
     def _without_collisions(self, items: tuple[Tree, ...], kind: type) -> tuple[Tree, ...]:
-        """Return keys or items of a set unchanged. Reject them if too many have the same hash."""
+        """Return keys or items of a set unchanged. Reject them if too many have the same hash.
+
+        The receiver would reject them, because the time to build a dict or set of them grows with their number squared.
+        """
         if collide(items):
             raise Unsendable(
                 f"more than {MAX_EQUAL_HASHES} keys or items of a {kind.__name__} have the same hash, as integers of "

@@ -19,7 +19,7 @@ __all__ = ["array_strides", "is_c_order", "is_dense", "tensor_strides"]
 def array_strides(array: np.ndarray[Any, Any]) -> tuple[int, ...]:
     """Return the strides of an array's ``copy(order="K")`` in elements, or an empty tuple for C order. Copies nothing.
 
-    NumPy ignores the strides of dimensions with one element. Return the values that they have in a new array.
+    NumPy ignores the strides of dimensions with one element. The result has the strides that they get in a new array.
     """
     if array.flags.c_contiguous:
         return ()
@@ -42,7 +42,8 @@ def tensor_strides(torch: Any, tensor: Any) -> tuple[int, ...]:
     torch uses these strides when it chooses a memory format.
     """
     shape, strides = tensor.shape, tensor.stride()
-    # If all dimensions have at least two elements, torch's own check is right, and five times as fast.
+    # If all dimensions have at least two elements, torch's own check is right, and five times as fast. It ignores the
+    # strides of other dimensions.
     if (tensor.is_contiguous() and 1 not in shape and 0 not in shape) or is_c_order(shape, strides):
         return ()
     if not is_dense(shape, strides):
@@ -56,6 +57,7 @@ def is_c_order(shape: Sequence[int], strides: Sequence[int]) -> bool:
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
         if stride != expected:
             return False
+        # In an empty tensor, the strides are those of a tensor with 1 in place of 0.
         expected *= max(size, 1)
     return True
 
@@ -64,6 +66,7 @@ def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Return whether the elements fill their memory, in any order of dimensions. True without elements."""
     if 0 in shape:
         return True
+    # In the order of their strides, each dimension must begin where the dimensions before end.
     expected = 1
     for stride, size in sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size > 1):
         if stride != expected:

@@ -130,6 +130,7 @@ class LeafShape:
         ):
             raise ProtocolError(f"a leaf is a {self.container} of {self.dtype}, which no batch contains")
         ndim = len(self.shape)
+        # The shape of a scalar is empty, and that of a list has one dimension. Tensors and arrays may have any number.
         if ndim > max_ndim or ndim != {"scalar": 0, "list": 1}.get(self.container, ndim):
             raise ProtocolError(f"a {self.container} leaf has {ndim} dimensions, at most {max_ndim} are allowed")
         # Check the size, which cannot overflow as a Python integer. Ignore zeros in the shape, because the other
@@ -198,6 +199,7 @@ def numpy_leaf(value: Any, max_bytes: int) -> Leaf:
         if array.dtype.kind in "US" and array[()] != value:
             raise Unsendable(f"a {type(value).__name__} that ends in zeros cannot be sent; convert it to str or bytes")
         return _fixed("scalar", name, array, max_bytes)
+    # Send the elements in the order that a copy has in memory. The transposed array has this order as its C order.
     strides = array_strides(value)
     in_order = value.transpose(sorted(range(value.ndim), key=lambda dim: -strides[dim])) if strides else value
     return _fixed("array", name, in_order, max_bytes, shape=value.shape, strides=strides)
@@ -241,6 +243,8 @@ def tensor_leaf(torch: Any, tensor: Any, max_bytes: int) -> Leaf:
     name = _torch_names().get(tensor.dtype)
     if name is None:
         raise Unsendable(f"a tensor of {tensor.dtype} cannot be sent; convert it to one of {', '.join(_ITEM_BYTES)}")
+    # The memory of a tensor that torch negates or conjugates when it is read holds other values. Only complex tensors
+    # (dtypes c64 and c128) are conjugated.
     if tensor.is_neg() or (name[0] == "c" and tensor.is_conj()):
         _check_size(tensor, max_bytes)
         tensor = tensor.resolve_conj().resolve_neg()
@@ -292,6 +296,7 @@ def _fixed(
         strides: Strides of the leaf in elements. Empty for C order.
     """
     nbytes = array.nbytes
+    # An empty array has 0 bytes, but its other dimensions are limited too.
     if not 0 < nbytes <= max_bytes:
         _check_size(array, max_bytes)
     # memoryview cannot cast empty data.
@@ -367,6 +372,7 @@ def restore(leaf: Leaf) -> Any:
     if leaf.container == "tensor":
         return _restore_tensor(leaf)
     dtype = _NUMPY.get(leaf.dtype) or np.dtype(leaf.dtype)
+    # `frombuffer` rejects empty data.
     if not leaf.nbytes:
         return [] if leaf.container == "list" else np.empty(leaf.shape, dtype)
     array = np.frombuffer(bytearray(data) if data.readonly else data, dtype)
@@ -408,9 +414,9 @@ def _owner(torch: Any, data: Any) -> Any:
     """Return the tensor of bytes that begins at the data's address, or None if the memory is not torch's.
 
     Before torch's allocator reuses pinned memory, it waits until copies of this memory to an accelerator are done. The
-    allocator finds a copy by the tensor's storage, or by the address where the copy starts. It does not know the
-    storage of a tensor that is made from a buffer. So it would miss the copy of a part of such a tensor, and the next
-    batch could overwrite the part during the copy.
+    allocator knows a copy by the storage of the copied tensor, or by the address where the copy starts. A tensor that
+    is made from a buffer has another storage. If only a part of it is copied, the copy starts at another address too.
+    Then the allocator does not wait, and the next batch could overwrite the part during the copy.
     """
     owner: Any = getattr(getattr(data, "obj", None), "base", None)
     if type(owner) is not torch.Tensor or owner.dtype is not torch.uint8 or owner.ndim != 1:

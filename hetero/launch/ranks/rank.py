@@ -27,7 +27,7 @@ from hetero.launch.ranks.observed import observed
 from hetero.system import logs
 from hetero.system.memory import keep_freed_memory
 from hetero.system.process import PARENT_VARIABLE, die_with_parent
-from hetero.system.stop_signals import ignore_platform
+from hetero.system.stop_signals import survive_first_sigterm
 
 LOG_VARIABLE = "HETERO_RANK_LOG"
 """Environment variable with the path prefix of the FIFOs that the launcher reads. The local rank is appended to it."""
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
     # Ignore SIGTERM, which the platform may send to every process when it stops the job. The launcher acts on that
     # request, and all ranks then end after the same step. To end the other ranks after a failure, the agent sends
     # `end_signal` instead.
-    ignore_platform()
+    survive_first_sigterm()
     from hetero.audit import ledger
     from hetero.control.rank import session as sessions
 

@@ -84,6 +84,7 @@ class Greeter:
         self._was_valid = was_valid
         self._is_stopped = False
         self._peers: dict[UnauthenticatedPeer, _Hello] = {}
+        """Peers that have not sent their whole greeting, the oldest first."""
         self._warn_of_rejected, self._warn_of_failed = _RareWarning(), _RareWarning()
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
@@ -113,8 +114,8 @@ class Greeter:
                         with self._closing_on_failure(key.fileobj):
                             self._read_greeting(key.fileobj)
                 now_s = time.monotonic()
-                # Check the deadlines in each round. When they were checked only after a second without events, a peer
-                # that sent single bytes all the time was never late.
+                # Check the deadlines in each round, the earliest first. When they were checked only after a second
+                # without events, a peer that sent single bytes all the time was never late.
                 while self._peers and next(iter(self._peers.values())).deadline_s <= now_s:
                     self._reject(next(iter(self._peers)))
             for peer in list(self._peers):

@@ -40,7 +40,7 @@ class Connection(ABC):
 
     def __init__(self) -> None:
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
-        self._begin = self._end = 0  # unread part of the buffer
+        self._begin = self._end = 0  # where the unread part of the buffer begins and ends
         self._is_shut_down = False
         self._arriving = bytearray()  # the part of a message that `receive_message_now` has received
 

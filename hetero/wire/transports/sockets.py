@@ -47,6 +47,7 @@ class SocketConnection(Connection):
         self._socket = given
         # Guards the descriptor. As soon as this connection is closed, a new connection may get the same descriptor.
         self._closing = threading.Lock()
+        # Calls return after one second (`_SLICE`) at the latest. Python's own timeout would need a second system call.
         given.settimeout(None)
         given.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _SLICE)
         given.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SLICE)
@@ -128,6 +129,7 @@ class SocketConnection(Connection):
                 return b""
 
     def _receive_now(self, room: memoryview) -> int | None:
+        """See `Connection._receive_now`."""
         try:
             return self._socket.recv_into(room, len(room), socket.MSG_DONTWAIT)
         except BlockingIOError:

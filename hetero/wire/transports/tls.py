@@ -63,6 +63,7 @@ class _TlsPeer(SocketPeer):
         encrypted = super().receive(_RECORD_BYTES)
         if not encrypted:  # nothing has arrived, or the peer has left
             return encrypted
+        # During the handshake, return None and not empty bytes, which would mean that the peer has left.
         return self._decrypt(encrypted, max_bytes) or None
 
     def admit(self) -> Connection:
@@ -112,8 +113,8 @@ class TlsConnection(SocketConnection):
         try:
             self._shake_hands(min(deadline_s, give_up_s))
         except DeadlineError:
-            # The caller's deadline has passed. If not, the bound of the handshake has passed.
-            if give_up_s > deadline_s:
+            # The earlier of the two times has passed: the caller's deadline, or the bound of the handshake.
+            if deadline_s < give_up_s:
                 raise
             raise TimeoutError(errno.ETIMEDOUT, f"no TLS handshake within {CONNECT_TIMEOUT_S:g} s") from None
         except (ConnectionResetError, BrokenPipeError) as error:
