@@ -106,7 +106,8 @@ class LaunchedHost:
         environ: Mapping[str, str],
         starter: RankStarter,
     ) -> None:
-        placed = placement.plan(options, cluster, num_gpus=placement.count_gpus(platform), num_given=starter.num_made)
+        num_gpus = placement.count_gpus(platform)
+        placed = placement.plan(options, cluster, num_gpus=num_gpus, num_given=starter.num_existing_ranks)
         self.plan = placement.HostPlan(
             options=options,
             cluster=cluster,
@@ -116,7 +117,9 @@ class LaunchedHost:
             job_id=platform.job_id(cluster),
         )
         self.starter = starter
+        # With `SHIELD_VARIABLE`, child processes ignore the platform's SIGTERM, because only this launcher acts on it.
         self.child_environment = {"HETERO_JOB_ID": self.plan.job_id, "PYTHONHASHSEED": "0", SHIELD_VARIABLE: "1"}
+        # The ranks connect to each other directly, and gRPC would use a proxy that the environment names.
         if RANK_FRAMEWORKS[framework_of(options)].uses_grpc:
             self.child_environment |= without_proxy(environ)
         self.interrupted_s: float | None = None
@@ -213,7 +216,7 @@ class LaunchedHost:
     def _make_trainer_endpoints(self) -> TrainerEndpoints | None:
         """Return what changes the number of endpoints on this trainer host. None if the number is fixed."""
         servers = self.plan.placement.servers
-        if self.pool is None or servers.num_at_start is None:
+        if self.pool is None or not servers.may_number_change:
             return None
         return TrainerEndpoints(
             self.pool,

@@ -398,7 +398,11 @@ def _unfinished(host: LaunchedHost) -> str:
 
 
 def _awaited_ends(reports: Sequence[RankReport], num_ranks: int) -> str:
-    """Return the ranks whose processes still run, as text, if all scripts have ended. Else return an empty text."""
+    """Return a text that names the ranks of this host, if all of their scripts have ended. Else return an empty text.
+
+    Call it while processes of ranks still run. A report does not show whether the process of its rank has ended.
+    """
+    # A rank reports `finished` when its script has ended.
     if len(reports) < num_ranks or not all(report.finished for report in reports):
         return ""
     names = ", ".join(str(report.rank) for report in reports)

@@ -77,15 +77,18 @@ class WantedHosts:
     def observe(self, now: Window) -> Estimate | None:
         """Add the latest totals. Return an estimate, or None while there are fewer than three windows."""
         now_s = self._clock()
-        # Reports of ranks and of endpoints come at different times, so a window lasts until both have changed.
+        # Ranks and endpoints report at different times. The number is None until all ranks and some endpoint have made
+        # progress since the window began. Until then, the window goes on.
         number = None if self._before is None else _wanted_number(self._before, now)
+        # Without progress for a long time, the job pauses. Windows from before a pause may say nothing about the time
+        # after it.
         is_job_paused = number is None and now_s - self._began_s > _MAX_AGE_S
         if number is not None:
             self._numbers.append((now_s, number))
-        # Windows from before a pause may say nothing about the job after the pause.
         if is_job_paused:
             self._numbers.clear()
-        if number is not None or self._before is None or is_job_paused:
+        has_window_ended = number is not None or is_job_paused
+        if has_window_ended or self._before is None:
             self._before, self._began_s = now, now_s
         # Three windows are always kept. If windows last longer than a minute, there would be no estimate otherwise.
         while len(self._numbers) > _MIN_WINDOWS and now_s - self._numbers[0][0] > _MAX_AGE_S:

@@ -99,9 +99,11 @@ class TrainerEndpoints:
         # This host may have fewer CPUs than the first trainer host.
         number = min(number, self._max_endpoints)
         # The memory is only measured if endpoints are added, because this takes time.
-        if number > self._number and number > (limit := self._memory_limit(data_hosts)).endpoints:
-            logger.warning("trainer endpoints: %s wants %d, but %s", self._leader, number, limit.reason)
-            number = limit.endpoints
+        if number > self._number:
+            limit = self._memory_limit(data_hosts)
+            if number > limit.endpoints:
+                logger.warning("trainer endpoints: %s wants %d, but %s", self._leader, number, limit.reason)
+                number = limit.endpoints
         if number != self._number:
             logger.info("trainer endpoints: from %d to %d, as %s decided", self._number, number, self._leader)
             self._apply(number)

@@ -57,8 +57,8 @@ def main(arguments: Sequence[str]) -> int:
         arguments: The script, or ``-m`` and a module, then the script's arguments.
     """
     die_with_parent(int(os.environ.pop(PARENT_VARIABLE)))
-    # Call this before there are threads. When a rank of another launcher called it later, each thread had a separate
-    # memory arena, and the kernel needed 92 us to clear pages for each sample of video.
+    # Call this before there are threads. If it is called later, each thread has a separate memory arena, and the kernel
+    # then needed 92 us to clear pages for each sample of video.
     keep_freed_memory()
     _redirect_output()
     # Ignore SIGTERM, which the platform may send to every process when it stops the job. The launcher acts on that
@@ -75,6 +75,7 @@ def main(arguments: Sequence[str]) -> int:
         logger.error("%s", error)
         return int(error.exit_code)
     if session is not None:
+        # A request to stop then ends this process even if the script begins no further step.
         session.take_late_stops()
     failure = _run(list(arguments))
     # Close the ledger here, because `os._exit` below runs no exit handlers.
@@ -83,8 +84,8 @@ def main(arguments: Sequence[str]) -> int:
         if failure is not None:
             session.fail(failure.summary, failure.detail, failure.exit_code, is_consequence=failure.is_consequence)
         is_reported = session.close(finished=failure is None)
-        # A stop callback failed and the launcher did not receive that report. So the exit status (30) must show the
-        # failure.
+        # The script ended, but one of its stop callbacks had failed. If the launcher did not receive the report of
+        # this, the exit status must show the failure.
         if failure is None and session.stop_failure is not None and not is_reported:
             failure = _Failure(session.stop_failure.summary)
     _flush()

@@ -176,32 +176,42 @@ class JobProfile:
         return (options.emulate_vcpus if is_emulated else None) or usable_cpus()
 
     def _measure(self, ranks: dict[int, RankPart]) -> HostPart | None:
-        """Run the process that measures, and return what it measured. None if there is nothing to measure."""
+        """Run the process that measures what samples and batches cost. Return the costs on this host.
+
+        Return None if there is nothing to measure.
+
+        Args:
+            ranks: What each rank has reported. The lowest rank describes the samples and batches.
+        """
         host, options = self._host, self._host.plan.options
-        # The lowest rank describes the batches. Without any rank, nothing is known about them.
-        first = ranks.get(min(ranks, default=0))
-        if first is None:
+        lowest_rank = ranks.get(min(ranks, default=0))
+        if lowest_rank is None:
             return None
         is_emulated = options.emulate_sample_s is not None
         is_trainer = host.plan.placement.num_ranks > 0
+        # Simulated hosts share a machine, so one of them measures its samples for all: the trainer host. Emulated
+        # samples have a stated cost on each host.
         are_hosts_simulated = host.plan.placement.usage_scope == "tree"
         if are_hosts_simulated and not is_emulated and not is_trainer:
             return HostPart(
                 notes=(f"Samples were not measured on {host.plan.name}, because simulated hosts share a machine.",)
             )
-        leaves = () if first.contents is None else first.contents.leaves
+        # The leaves are the tensors of a batch.
+        leaves = () if lowest_rank.contents is None else lowest_rank.contents.leaves
         request = CostOptions(
             host=host.plan.name,
             instance_type=host.plan.cluster.current_group.instance_type,
             script=options.script,
             is_module=options.module,
             script_args=options.script_args,
-            work=first.work,
-            batch_bytes=tuple(round(leaf.bytes_per_sample * first.batch_samples) for leaf in leaves),
+            # The samples that the measuring process fetches.
+            work=lowest_rank.work,
+            batch_bytes=tuple(round(leaf.bytes_per_sample * lowest_rank.batch_samples) for leaf in leaves),
             num_processes=usable_cpus(),
             vcpus=self._vcpus(),
             emulated_sample_s=options.emulate_sample_s,
             parent_pid=os.getpid(),
+            # Only ranks receive batches, so only a trainer host measures what this costs.
             receives=is_trainer,
         )
         logger.info("progress: profiling: the samples, on %s", host.plan.name)
@@ -245,6 +255,8 @@ class JobProfile:
             logger.warning("asked to stop: no profile is written")
             return
         report = self._report()
+        # If other work has disturbed an emulated run, its times are too long. The profile then has a note that its
+        # times are upper bounds, and the share of the times that may come from the other work.
         note = upper_bounds_note({"the profile run": report})
         facts = dataclasses.replace(facts, excess_share=excess_share(report), overruns=(note,) if note else ())
         profile = assemble_profile(ranks, hosts, facts)
