@@ -97,16 +97,22 @@ class Coordinator:
         self._job_id = f"ray-{secrets.token_hex(4)}"
         self._address = node_address()
         self._changed = threading.Condition()
+        """Lock of the next attributes, which several threads use. Notified after each change."""
         self._port = self._rank_port = 0
+        """Ports of the hub for data hosts and for ranks. 0 until the hub listens."""
         self._failure = ""
+        """Why the service has failed. Empty before."""
         self._serving: list[str] = []
+        """Names of the data hosts that serve."""
         self._wanted: dict[str, int] | None = None
+        """The latest estimate of how many data hosts the job could use. None if `_scale` has handled it."""
         self._is_closing = False
         self._hosts: dict[int, Any] = {}
         """The actors of the data hosts, by number."""
-        self._num_started = 0
-        self._incarnations: dict[int, int] = {}
-        """Number of times that each data host was started."""
+        self._num_made = 0
+        """Number of data hosts that Ray was asked for, without repeated starts."""
+        self._num_starts: dict[int, int] = {}
+        """Number of times that each data host was started, by the number of the host."""
         self._child: Child | None = None
         try:
             folder = script_folder(order)
@@ -146,14 +152,16 @@ class Coordinator:
         }
 
     def host_admission(self, number: int) -> Admission:
-        """Return what a data host needs to join. Each start has a new name, because the old name may still count.
+        """Return what a data host needs to join.
+
+        Each start has a new name, because the hub may still count the host of the start before as a living host.
 
         Args:
             number: Number of the data host.
         """
         with self._changed:
-            count = self._incarnations[number] = self._incarnations.get(number, 0) + 1
-        name = f"data-{number}" if count == 1 else f"data-{number}-start{count}"
+            num_starts = self._num_starts[number] = self._num_starts.get(number, 0) + 1
+        name = f"data-{number}" if num_starts == 1 else f"data-{number}-start{num_starts}"
         return {**self.admission(), "host": name}
 
     def fail(self, reason: str) -> None:
@@ -208,8 +216,8 @@ class Coordinator:
 
     def _add(self) -> None:
         """Ask Ray for another data host. Does not wait for it."""
-        order, number = self._order, self._num_started
-        self._num_started += 1
+        order, number = self._order, self._num_made
+        self._num_made += 1
         options: dict[str, Any] = {"num_cpus": order.cpus_per_host, "max_restarts": -1, "max_concurrency": 4}
         # The first data hosts have bundles of the placement group. Ray places the other ones anywhere.
         if number < order.num_reserved:
@@ -334,12 +342,14 @@ def script_folder(order: ServiceOrder) -> str:
         ConfigError: If neither folder has the script.
     """
     own, driver = Path.cwd(), Path(order.driver_folder)
-    names = order.script.split(".")
+    package, _, _ = order.script.partition(".")
     for folder in (own, driver):
-        if (folder / order.script).is_file() if not order.is_module else _has_module(folder, names[0]):
+        has_script = _has_module(folder, package) if order.is_module else (folder / order.script).is_file()
+        if has_script:
             return str(folder)
     if order.is_module:
-        find_script(order.script, is_module=True)  # a module that is installed
+        # The module must be installed then, and Python finds an installed module from any folder.
+        find_script(order.script, is_module=True)
         return str(own)
     raise ConfigError(
         f"the script {order.script!r} is not on node {node_address()}\n"

@@ -74,6 +74,7 @@ class Child:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
         self._sent: set[signal.Signals] = set()
+        """Signals that `stop` was called with. If it was called before the start, the process is not started."""
         self._ended = threading.Event()
         self.exit_code: int | None = None
         """Exit code as `subprocess` returns it. RESOURCES if the process could not be started. None while it runs, and

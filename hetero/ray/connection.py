@@ -119,7 +119,7 @@ def _connect(ray: Any) -> None:
 
 def exit_code_of(error: Exception) -> ExitCode:
     """Return the exit code of a host whose actor did not answer. No other function translates Ray's errors to codes."""
-    # Ray keeps here the error that the actor's own code has raised.
+    # If the code of the actor has raised an error, Ray's error has the original error in this attribute.
     cause = getattr(error, "cause", None)
     if isinstance(cause, HeteroError):
         return cause.exit_code
