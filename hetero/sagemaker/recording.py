@@ -170,14 +170,14 @@ def _train(trainer: Any, inputs: Any, session: Any, local_data: dict[str, Path])
     # the SDK makes an offline client. Restore the first client afterwards for the user.
     instances = type(utils.SageMakerClient)._instances
     with CLIENT_LOCK:
-        kept = instances.pop(utils.SageMakerClient, None)
+        client_of_user = instances.pop(utils.SageMakerClient, None)
         try:
             with contextlib.suppress(_Recorded):
                 double.train(_with_s3_uris(inputs, local_data), wait=False, logs=False)
         finally:
             instances.pop(utils.SageMakerClient, None)
-            if kept is not None:
-                instances[utils.SageMakerClient] = kept
+            if client_of_user is not None:
+                instances[utils.SageMakerClient] = client_of_user
 
 
 def _session(answers: _Answers, region: str, original: Any) -> Any:
@@ -213,8 +213,9 @@ def _session(answers: _Answers, region: str, original: Any) -> Any:
 def _without_telemetry(defaults: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the SDK's defaults with telemetry off.
 
-    The event handler cannot intercept telemetry, because the SDK does not send telemetry through botocore. `_Recorded`
-    skips only the telemetry of a success. The SDK also reports errors.
+    The SDK does not send telemetry through botocore, so the recording session's event handler cannot intercept it. When
+    a request is recorded, the exception `_Recorded` ends the SDK's call before the SDK reports a success. But the SDK
+    would still report an error, for example of invalid inputs.
     """
     settings = dict(defaults or {"SchemaVersion": "1.0"})
     # Copy each level of the settings down to the one with the switch, because the user's settings must not change.

@@ -207,12 +207,15 @@ def volume_that_is_ignored(request: TrainingRequest) -> Iterator[Problem]:
     # The SDK itself states 30 GB, so the user has not chosen this size.
     if size_gb in (0, SDK_VOLUME_GB):
         return
+    # Only groups whose type has local storage. `storage_gb` returns 0 for a type with EBS only, None for an unknown
+    # type.
     local_gb = {group: found for group in request.groups if (found := storage_gb(group))}
-    ignoring = [group for group in local_gb if local_gb[group] < size_gb]
-    # If no group has EBS, no group uses the size. One report is enough then.
-    if not ignoring and len(local_gb) == len(request.groups):
-        ignoring = [request.groups[0]]
-    for group in ignoring:
+    # A type with larger local storage has room for the data without the volume.
+    too_small = [group for group in local_gb if local_gb[group] < size_gb]
+    # If no group has EBS, the size has no effect on any group. Report this for one of them.
+    if not too_small and len(local_gb) == len(request.groups):
+        too_small = [request.groups[0]]
+    for group in too_small:
         yield Problem(
             f"the request has a volume of {size_gb} GB, but {group.instance_type} of group {group.name!r} gets no "
             f"volume. It has {local_gb[group]} GB of local NVMe",
