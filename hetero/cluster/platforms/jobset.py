@@ -126,7 +126,8 @@ class JobSet(Pod):
 def replicated_job(request: RenderRequest, group: StatedGroup, role: Role) -> list[str]:
     """Return the replicated job of a group, with one pod per host."""
     is_data, is_spot = role is Role.DATA, request.is_spot(group)
-    # A data host that restarts joins again. On spot nodes, `_SPOT_FAILURES` needs the other policy.
+    # With OnFailure, Kubernetes restarts a data host that fails, and the host joins the job again. On spot nodes, the
+    # manifest has a podFailurePolicy, which Kubernetes accepts only with Never. The Job then makes a new pod instead.
     restart_policy = "OnFailure" if is_data and not is_spot else "Never"
     return [
         f"- name: {text(group.name)}  # {group.instance_type}",

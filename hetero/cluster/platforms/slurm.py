@@ -406,7 +406,11 @@ def _time(hours: float) -> str:
 
 
 def _steps(request: RenderRequest) -> list[str]:
-    """Return the lines that start the launchers, and end the script with the job's exit code."""
+    """Return the lines that start the launchers, and end the script with the job's exit code.
+
+    One ``srun`` starts the launchers of all groups. Sites with ``disable_hetero_steps`` forbid this. For them the user
+    sets ``separate_steps``, and each group gets an ``srun``.
+    """
     options = "--ntasks-per-node=1 --kill-on-bad-exit=0 --no-kill"
     command = request.shell_command
     numbers = range(len(request.groups))
@@ -416,19 +420,20 @@ def _steps(request: RenderRequest) -> list[str]:
     elif not request.separate_steps:
         steps = [f"srun --het-group={','.join(map(str, numbers))} {options} {command} || code=$?"]
     else:
+        # Wait for every srun, and keep the exit code of the first one in the list that failed.
         steps = [
             "steps=()",
             *(f"srun --het-group={number} {options} {command} & steps+=($!)" for number in numbers),
             'for step in "${steps[@]}"; do',
-            "    own=0",
-            '    wait "$step" || own=$?',
-            '    [ "$code" -ne 0 ] || code=$own',
+            "    step_code=0",
+            '    wait "$step" || step_code=$?',
+            '    [ "$code" -ne 0 ] || code=$step_code',
             "done",
         ]
     return [
         *start,
         *steps,
-        "# srun ends with the code of a lost data node too. The first trainer writes down how the job ended.",
+        "# srun ends with the code of a lost data node too. The first trainer writes the job's code to a file.",
         'exit "$(cat "$exit_code" 2> /dev/null || echo "$code")"',
     ]
 

@@ -74,7 +74,8 @@ class Vertex(Platform):
             raise self._error(f"task is {dict(task)!r:.100}", f"the pool and the index of a host of {', '.join(pools)}")
         types = self._types(spec)
         groups = [group_document(name, types.get(name, ""), hosts) for name, hosts in pools.items()]
-        # Pool 0 decides how the job ends, so it trains. A pool without accelerators serves a pool with accelerators.
+        # The end of pool 0 is the end of the job, so this pool must train. The other pools get their roles from their
+        # names and types, as groups of any platform do.
         return self._described(groups, pools[own][index], roles=("workerpool0=trainer",))
 
     @property
@@ -140,7 +141,7 @@ class Vertex(Platform):
                 f"--spot {request.spot[0]}: Vertex AI has spot capacity only for all pools of a job; --spot is missing "
                 f"for {', '.join(missing)}\n  to do: give --spot for every group, or for none"
             )
-        token = request.settings.get("token", {}).get("", "")
+        token = request.setting("token")
         if not token.startswith("gs://"):
             raise ConfigError(
                 "--token gs://BUCKET/PATH: missing, expected a file in Cloud Storage with the job's token, which only "

@@ -128,7 +128,7 @@ class Volcano(Pod):
             ConfigError: If the image is missing, or a name cannot be the name of a pod.
         """
         check_pods(request, "a Volcano job or of its tasks")
-        queue = request.settings.get("queue", {}).get("", "")
+        queue = request.setting("queue")
         total = sum(group.count for group in request.groups)
         lines = [
             *head(request, "Volcano"),

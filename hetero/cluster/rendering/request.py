@@ -89,10 +89,11 @@ class RenderRequest:
         """Return whether a group is on capacity that the platform may take back."""
         return group.name in self.spot
 
-    def setting(self, name: str, group: StatedGroup) -> str:
-        """Return the setting of a group, or else of all groups, whose group name is empty. Empty without either."""
-        found = self.settings.get(name, {})
-        return found.get(group.name, found.get("", ""))
+    def setting(self, name: str, group: StatedGroup | None = None) -> str:
+        """Return the setting of a group, or else of the whole job, whose group name is empty. Empty without either."""
+        by_group = self.settings.get(name, {})
+        of_job = by_group.get("", "")
+        return of_job if group is None else by_group.get(group.name, of_job)
 
     def check_dns_names(self, what: str) -> None:
         """Raise `ConfigError` if the names of the job and its groups cannot be names of pods and services.
