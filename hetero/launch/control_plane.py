@@ -126,6 +126,7 @@ def _members_of(plan: HostPlan) -> list[Member]:
     data_hosts = [host for host in cluster.data_hosts if needs_all or host.name == plan.name]
     return [
         *(Member(host=host.name, role=Role.TRAINER) for host in cluster.trainer_hosts),
+        # The job does not wait for data hosts on spot capacity, which the platform may take back.
         *(
             Member(host=host.name, role=Role.DATA, is_optional=plan.options.spot_usd(host.group) is not None)
             for host in data_hosts

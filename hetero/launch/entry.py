@@ -64,15 +64,14 @@ def command(arguments: Sequence[str], platform: Platform) -> list[str]:
     """
     parameters = _parameters(platform)
     # A platform without such a file passes no arguments of the script, so `arguments` are all that there is.
-    if parameters is None or parameters.script_arguments is None:
-        return ["launch", *arguments]
-    has_script = _SCRIPT in parameters.values or bool(platform.environ.get("HETERO_SCRIPT"))
-    # SageMaker starts a container with the argument "train", or passes the job's parameters as flags. If the first flag
-    # is not a parameter, a person has typed the command.
-    flags = [argument.partition("=")[0].lstrip("-") for argument in arguments if argument.startswith("-")]
-    is_from_platform = list(arguments) == ["train"] or (bool(flags) and flags[0] in parameters.values)
-    if has_script or is_from_platform:
-        return ["launch", "--", *parameters.script_arguments]
+    if parameters is not None and parameters.script_arguments is not None:
+        has_script = _SCRIPT in parameters.values or bool(platform.environ.get("HETERO_SCRIPT"))
+        # SageMaker starts a container with the argument "train", or passes the job's parameters as flags. If the first
+        # flag is not a parameter, a person has typed the command.
+        flags = [argument.partition("=")[0].lstrip("-") for argument in arguments if argument.startswith("-")]
+        is_from_platform = list(arguments) == ["train"] or (bool(flags) and flags[0] in parameters.values)
+        if has_script or is_from_platform:
+            return ["launch", "--", *parameters.script_arguments]
     return ["launch", *arguments]
 
 

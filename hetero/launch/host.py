@@ -172,6 +172,7 @@ class LaunchedHost:
             HostSampler(
                 self.plan.name,
                 scope=self.plan.placement.usage_scope,
+                # The processes of mpirun's ranks are not below this process, so their CPU time is not known.
                 has_tree=not self.plan.placement.are_ranks_given,
                 interval_s=self.plan.options.usage_interval_s,
             )
@@ -315,7 +316,7 @@ class LaunchedHost:
         if own.generation == self.generation or own.decided is not None:
             return
         self.generation = own.generation
-        # The reason is an optional part of the status that this host has adopted.
+        # This host has adopted the generation from the status of another host, which may lack the reason.
         reason = "an unknown reason" if own.restarted_for is None else own.restarted_for.first_line
         limit = self.plan.options.job_restarts
         logger.warning("restart %d of at most %d of the trainer group, because of %s", self.generation, limit, reason)

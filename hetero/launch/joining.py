@@ -76,6 +76,7 @@ def register(
         ClusterError: If hosts are missing after the start timeout.
         PortError: If the main host cannot bind the port of its launcher.
     """
+    # Empty on the main host itself. Its own address is then the address that its default route has.
     main = registration.main_address
     own = own_address(options.host or "", main or _ANY_ADDRESS, options.port, environ)
     name = options.host or own

@@ -213,7 +213,8 @@ def _run(host: LaunchedHost, failure_file: Path) -> int:
     except Exception as error:
         logger.exception("an error inside hetero")
         return _abort(host, _agreed(host, _internal(error, host.plan.name)), failure_file)
-    # A profile run requests its own stop when everything is measured. It then counts as successful, not as stopped.
+    # A profile run requests its own stop when everything is measured. Such a run is successful. If this host got a
+    # signal, it was stopped.
     requested_own_stop = host.plan.options.profile and host.interrupted_s is None
     return _stopped(host.plan.options) if host.was_stopped and not requested_own_stop else int(ExitCode.OK)
 

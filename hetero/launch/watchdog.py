@@ -52,6 +52,7 @@ class Watchdog:
         self._clock = clock
         self._main_id = threading.get_ident()
         self._ticked_s = self._checked_s = clock()
+        """Times of the last `tick` and of the last `check`."""
         self._end: tuple[float, int] | None = None
         """Time at which the watchdog ends this process, and the exit status. None before `expect_end`."""
         self._is_dumped = False

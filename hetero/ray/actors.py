@@ -130,7 +130,7 @@ class Coordinator:
         )
 
     def start(self) -> str:
-        """Wait for the hub, then start the data hosts. Return the reason if the hub does not start, else nothing."""
+        """Wait for the hub, then start the data hosts. Return why the hub did not start, or an empty text."""
         with self._changed:
             self._changed.wait_for(lambda: self._port or self._failure, START_S)
             # The port is not known before the hub listens.
@@ -297,12 +297,11 @@ class DataHost:
             return
         admission: Admission = ray.get(coordinator.host_admission.remote(number))
         self._name = admission["host"]
-        own = [f"--join={admission['launcher']}", f"--host={self._name}", f"--join-group={_GROUP}"]
+        flags_of_host = [f"--join={admission['launcher']}", f"--host={self._name}", f"--join-group={_GROUP}"]
+        # Several data hosts may share a node, so each launcher has a free port.
+        command = ["-m", "hetero.cli", "launch", *order.flags, *flags_of_host, f"--port={free_port()}"]
         self._child = Child(
-            [
-                *("-m", "hetero.cli", "launch", *order.flags, *own, f"--port={free_port()}"),
-                *(*script_words(order.script, is_module=order.is_module), "--", *order.script_args),
-            ],
+            [*command, *script_words(order.script, is_module=order.is_module), "--", *order.script_args],
             token=Token(admission["token"]),
             folder=folder,
             variables={"HETERO_JOB_ID": admission["job_id"]},
@@ -321,6 +320,7 @@ class DataHost:
         if child.was_asked_to_stop or child.exit_code == ExitCode.OK:
             return
         reason = _explained(f"data host {self._name}", child)
+        # The next start would end in the same way.
         if child.exit_code in _FINAL:
             self._coordinator.fail.remote(reason)
             return

@@ -100,7 +100,8 @@ class Child:
         Args:
             number: The signal.
         """
-        # The lock keeps `_run` from starting the process between these lines, which would then miss the signal.
+        # Without the lock, `_run` might start the process after the check for a process, and the process would never
+        # get the signal.
         with self._lock:
             is_new = number not in self._sent
             self._sent.add(number)
@@ -170,6 +171,8 @@ def _own_environ() -> dict[str, str]:
     its start, the user has set the limit, and children inherit it.
     """
     left_out = {*_NOT_FOR_CHILDREN}
+    # `os.environ` has the variables that Ray has set later. Only this file has the variables of the start, each with a
+    # zero byte at its end.
     is_limit_of_user = any(line.startswith(f"{_THREADS}=".encode()) for line in _AT_START.read_bytes().split(b"\0"))
     if not is_limit_of_user:
         left_out.add(_THREADS)

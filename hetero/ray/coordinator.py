@@ -68,6 +68,7 @@ class LivingRanks:
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
         self._seen: dict[int, tuple[RankReport, float]] = {}
+        """The last report of each rank, and when it arrived, in monotonic seconds."""
 
     def of(self, reports: Sequence[RankReport], now_s: float) -> tuple[RankReport, ...]:
         """Return the reports of ranks that still report.
@@ -78,7 +79,7 @@ class LivingRanks:
         """
         for report in reports:
             seen = self._seen.get(report.rank)
-            # Each report that arrives is a new object.
+            # Each report that arrives is a new object. If the object is the same, the rank has not reported again.
             if seen is None or seen[0] is not report:
                 self._seen[report.rank] = report, now_s
         return tuple(report for report in reports if now_s - self._seen[report.rank][1] <= self._patience_s)
@@ -99,6 +100,7 @@ class _Coordinator:
         # This process has no ranks of its own to start, so it trains from the start.
         own = dataclasses.replace(first_status(address, options, None), state=HostState.TRAINING)
         group = InstanceGroup(name=_GROUP, instance_type="", hosts=(address,), role=Role.TRAINER)
+        # For the data hosts, this process is the only trainer host. The workers of Ray Train are its ranks.
         self.hub = Hub(
             Membership([Member(host=address, role=Role.TRAINER)], own, timings=timings, clock=time.monotonic),
             address=address,
@@ -119,7 +121,7 @@ class _Coordinator:
         with self.hub, SignalWaiter((signal.SIGTERM, signal.SIGINT)) as waiter:
             _tell({"port": self.hub.port, "rank_port": self.hub.rank_port})
             ticks = 0
-            # At least two ticks per heartbeat, so that each heartbeat has a new one.
+            # Wake at least twice per heartbeat. Then each heartbeat has a new number of ticks.
             while not (signals := waiter.wait(min(0.5, self._timings.heartbeat_s / 2))):
                 ticks += 1
                 # Change the ticks, because data hosts consider a launcher stuck if its ticks stay the same.

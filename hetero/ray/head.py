@@ -90,6 +90,7 @@ class HeadWatch:
         silent_s = now_s - self._silent_since_s
         if silent_s >= self._limit_s:
             return f"the head of the Ray cluster at {self._address} has not answered for {silent_s:.0f} s: {why}"
+        # Log the silence once, but not a short one. If the limit is short, log it well before the limit.
         if silent_s >= min(LOG_INTERVAL_S, self._limit_s / 2) and not self._is_silence_logged:
             self._is_silence_logged = True
             self._log_line(f"the head of the Ray cluster at {self._address} does not answer: {why}; waiting for it")

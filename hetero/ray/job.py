@@ -69,8 +69,8 @@ def run(options: LaunchOptions) -> int:
     roles = assign_roles(
         [(group.stated.name, group.stated.instance_type) for group in groups], options.roles, "--group"
     )
-    fixed = [group for group, role in zip(groups, roles, strict=True) if role is Role.TRAINER]
-    if any(group.max_hosts > group.stated.count for group in fixed):
+    trainer_groups = [group for group, role in zip(groups, roles, strict=True) if role is Role.TRAINER]
+    if any(group.max_hosts > group.stated.count for group in trainer_groups):
         raise ConfigError("--group: only a data group can have MIN..MAX hosts, because the number of ranks is fixed")
     # By default, Ray drops a log line of a host if another host has logged the same line with other numbers.
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
@@ -178,7 +178,8 @@ class Job:
 
     def run(self) -> int:
         """Place the hosts, follow them to the end, and return the exit code of the job."""
-        # The job was asked to stop before all hosts were there, or a host was lost, whose exit code counts then.
+        # False if a host was lost, or the job was asked to stop, before all hosts were there. The exit code is then
+        # that of the lost host, or that of a process that SIGTERM ends.
         if not (self._place() and self._find_addresses()):
             codes = (host.exit_code for host in self._hosts if host.exit_code is not None)
             return self._of_stop(next(codes, 128 + signal.SIGTERM))
@@ -316,7 +317,7 @@ class Job:
                 say(f"{why}: ending the launchers")
                 return int(ExitCode.SHUTDOWN_OVERRAN)
             self._replace_lost()
-        self._bring_home()
+        self._fetch_results()
         return self._of_stop(self._exit_code())
 
     def _of_stop(self, code: int) -> int:
@@ -457,8 +458,8 @@ class Job:
             return
         host.placed_s = time.monotonic()
 
-    def _bring_home(self) -> None:
-        """Bring the results of the first trainer and the ledgers of all trainers to the output folder."""
+    def _fetch_results(self) -> None:
+        """Write the results of the first trainer host and the ledgers of all trainer hosts to the output folder."""
         folder = self._options.output_dir or Path("runs") / self._id
         written: list[str] = []
         for host in self._trainers:

@@ -152,8 +152,7 @@ class DataService:
         Raises:
             DataPlaneError: If the service has ended or failed.
         """
-        found: list[str] = self.call("serving")
-        return found
+        return list(self.call("serving"))
 
     def wait_serving(self, num_hosts: int | None = None, *, timeout_s: float = 300.0) -> None:
         """Wait until data hosts serve.

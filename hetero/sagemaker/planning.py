@@ -180,12 +180,14 @@ def _free_name(name: str, taken: set[str]) -> str:
 
 def _log(found: Plan) -> None:
     """Log the answer, its notes, and the options that `prepare` needs for it."""
-    # A program without logging shows only warnings, so the answer that nothing changes is one.
+    # A program that has not set up logging shows only warnings. If the plan changes nothing, the user sees no new
+    # groups either, so log this answer as a warning.
     is_same = found.chosen.groups == found.baseline.groups
     logger.log(logging.WARNING if is_same else logging.INFO, "%s", found.answer)
     for note in found.notes:
         logger.info("note: %s", note)
     options = {"endpoints_per_host": found.chosen.endpoints_per_host}
+    # Trainer hosts have endpoints of their own only in a job with data hosts.
     if any(group.role == Role.DATA.value for group in found.chosen.groups):
         options["trainer_endpoints"] = found.chosen.local_endpoints
     given = ", ".join(f"{name}={value}" for name, value in options.items() if value is not None)

@@ -196,6 +196,7 @@ def _session(answers: _Answers, region: str, original: Any) -> Any:
     boto_session = boto3.Session(aws_access_key_id="none", aws_secret_access_key="none", region_name=region)
     # botocore validates a call before this event, so a malformed request fails here too.
     boto_session.events.register("before-call", answers)
+    # Take over the settings of the user's session that change requests: its default bucket and the SDK's defaults.
     arguments = {
         "default_bucket": getattr(original, "_default_bucket", None)
         or getattr(original, "_default_bucket_name_override", None),

@@ -334,7 +334,8 @@ def _parts(text: str) -> Iterator[str]:
     """Yield the parts between the commas that are outside of brackets."""
     depth = begin = 0
     for at, character in enumerate(text):
-        depth += (character == "[") - (character == "]")
+        # Node lists have no brackets inside of brackets.
+        depth += {"[": 1, "]": -1}.get(character, 0)
         if depth not in (0, 1):
             raise ValueError(f"the brackets of {text!r:.60} do not match")
         if character == "," and depth == 0:

@@ -59,7 +59,8 @@ class Volcano(Pod):
                 "the hosts of each task",
                 "add the plugin svc: [] to the job, as hetero render volcano does",
             )
-        # Volcano writes the names of tasks in variables in this way.
+        # Volcano turns the name of a task into a part of the variable's name. Compare in the form that `_tasks`
+        # returns.
         stated = {group.name.replace("-", "_").lower(): group for group in stated_groups(self.environ)}
         unknown = sorted(set(stated) - set(tasks))
         if unknown:

@@ -107,7 +107,8 @@ class RenderRequest:
                     "with a letter first"
                 )
         for group in self.groups:
-            # Kubernetes ends the name of a job's pod with five random letters.
+            # The longest name of a pod of the group: the index of its job, which is 0, the index of the pod, and five
+            # random letters, which Kubernetes adds.
             pod = f"{self.name}-{group.name}-0-{group.count - 1}-abcde"
             if len(pod) > _MAX_POD_NAME:
                 raise ConfigError(
@@ -163,7 +164,9 @@ def machine_of(group: StatedGroup) -> InstanceTypeInfo | None:
 
     Types of SageMaker are left out, because no other platform has them.
     """
-    from hetero.pricing import Catalogue, stated_resources  # as above
+    # Import this here, because ranks import this module, and the import takes 0.1 s.
+    from hetero.pricing import Catalogue, stated_resources
 
-    is_other = stated_resources(group.instance_type) is not None or group.instance_type.startswith("ml.")
-    return None if is_other else Catalogue.load().find(group.instance_type)
+    # ``CPU:16`` and ``GPU:8`` state resources instead of a type of a cloud.
+    is_of_other_kind = stated_resources(group.instance_type) is not None or group.instance_type.startswith("ml.")
+    return None if is_of_other_kind else Catalogue.load().find(group.instance_type)

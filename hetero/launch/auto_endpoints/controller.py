@@ -82,6 +82,7 @@ class Controller:
 
     def _begin_search(self) -> None:
         """Forget the last search, and begin with a measurement without endpoints."""
+        # Steps before this search.
         self._first_step = self.num_steps
         # Measured steps with endpoints.
         self._num_trial_steps = 0
@@ -152,7 +153,8 @@ class Controller:
             return None
         self._steps.append(step)
         # Windows after the search are longer, because a short window with an odd step would begin a new search.
-        if len(self._steps) < (self._window_steps if is_measuring else max(_WATCH_STEPS, self._window_steps)):
+        num_needed = self._window_steps if is_measuring else max(_WATCH_STEPS, self._window_steps)
+        if len(self._steps) < num_needed:
             return None
         window = Window.of(self._steps)
         self._steps.clear()
@@ -249,7 +251,8 @@ class Controller:
     def _settle(self, reason: str) -> Decision:
         """End the search with the best number of endpoints."""
         before, self.endpoints = self.endpoints, self._best_number
-        # The window of a trial is short. The first long one afterwards is a better reference.
+        # Later windows are compared with the first long window after a trial, because the window of a trial is short.
+        # Without a trial, they are compared with the only window of the search.
         self._settled_window = None if self._num_trial_steps else self._best_window
         self._enter(Phase.SETTLED)
         return self._decision(Action.SETTLE, before, reason)

@@ -80,7 +80,7 @@ class TrainerEndpoints:
             A function that decides, or follows the decision of the first trainer host. Call it without the lock.
         """
         own = membership.own
-        # A job that stops must not start endpoints.
+        # A job that stops must not start endpoints, so there is nothing to decide.
         if membership.stop_requested:
             return lambda: None
         data_hosts = membership.statuses(Role.DATA)
@@ -127,6 +127,7 @@ class TrainerEndpoints:
         conditions = Conditions(
             num_used=self._pool.num_used,
             num_running=self._pool.num_running,
+            # While no endpoint serves, assume one slot. With 0 slots, the controller would never add an endpoint.
             num_slots=max(1, num_slots),
         )
         steps = self._steps.take(reports)

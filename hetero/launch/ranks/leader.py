@@ -129,6 +129,7 @@ class LocalLeader:
                 self._new.append(connection)
         for local_rank, connection in self._connections.items():
             self._handle(local_rank, connection.read())
+            # The follower's process was probably ended by mpirun or torchrun, which send SIGTERM.
             if connection.is_closed and local_rank not in self.ended:
                 self.lost.add(local_rank)
                 self.ended[local_rank] = -signal.SIGTERM
@@ -219,9 +220,13 @@ class Follower:
         self._stopped_code = stopped_code
         self._leader_pid = leader_pid
         self._rank: subprocess.Popen[bytes] | None = None
+        """The process of the rank. None before the leader requests it."""
         self._has_reported_end = False
+        """Whether the leader knows that the rank has ended."""
         self._num_signals = 0
+        """Number of requests to stop that this launcher has got."""
         self._num_reported_signals = 0
+        """Value of ``_num_signals`` when this launcher last passed a request on to the leader."""
 
     def run(self) -> int | None:
         """Execute the leader's requests. Return the leader's exit code, or None if the leader was lost or not found."""

@@ -146,9 +146,10 @@ def _hidden_in(error: BaseException) -> HeteroError | None:
     from hetero.control.rank import session as sessions
 
     session = sessions.current()
-    last = None if session is None else session.hidden_error
-    # The script may have handled the last error, and have raised another one later.
-    return last if last is not None and first_line(last) in str(error) else None
+    last_error = None if session is None else session.hidden_error
+    # The framework's exception contains the text of hetero's error. If it does not, the script has handled hetero's
+    # error, and has raised another one later.
+    return last_error if last_error is not None and first_line(last_error) in str(error) else None
 
 
 def _stop() -> _Failure | None:
@@ -169,7 +170,8 @@ def is_consequence(error: BaseException) -> bool:
     text = str(error)
     from_gloo = "gloo" in text and ("closed by peer" in text or "reset by peer" in text)
     from_tensorflow = "OpError" in names and any(words in text.lower() for words in _OF_OTHER_RANKS)
-    # The TCPStore is lost with rank 0. Rank 0 itself may fail to open it, because its port is in use.
+    # A DistNetworkError means that the TCPStore of rank 0 was lost, so rank 0 has failed. The exception is rank 0
+    # itself, if its port is in use.
     from_torch = "DistBackendError" in names or ("DistNetworkError" in names and "failed to listen" not in text)
     return from_torch or from_gloo or from_tensorflow
 

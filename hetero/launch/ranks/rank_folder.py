@@ -34,6 +34,7 @@ class RankFolder:
         self._host = host
         self._relay = relay
         self._logs: list[int] = []
+        """Open descriptors of the FIFOs."""
         path.mkdir(mode=0o700)
         self.log_prefix = f"{path}/log-"
         """Path of each FIFO without the local rank at its end. Ranks get it in `LOG_VARIABLE`."""

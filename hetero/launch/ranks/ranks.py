@@ -99,7 +99,8 @@ class RankProcesses:
         }
         framework = RANK_FRAMEWORKS[options.framework]
         variables = [framework.variables(options, local_rank, environ) for local_rank in range(options.num_ranks)]
-        # Not in the arguments, because one argument may have 128 KiB and TF_CONFIG lists all ranks of the job.
+        # The agent reads the variables from a file. An argument may have at most 128 KiB, but TF_CONFIG lists all ranks
+        # of the job.
         (self._folder.path / RANKS_FILE).write_text(json.dumps(variables), encoding="utf-8")
         script = script_words(options.script, is_module=options.is_module)
         command = [sys.executable, "-m", "hetero.launch.ranks.agent", str(self._folder.path)]
@@ -121,6 +122,7 @@ class RankProcesses:
             reported: The causes that ranks reported before they ended, by rank.
         """
         failures = self._failures()
+        # The agent has written no failure, so the agent itself was killed or failed.
         if not failures:
             return self._folder.describe(_AGENT, self._process.poll() or 1)
         return self._folder.root(failures, reported)

@@ -82,6 +82,7 @@ class JobProfile:
             reports = [report for status in membership.statuses(Role.TRAINER) for report in status.ranks]
         now_s = time.monotonic()
         if is_stopping:
+            # The time of the first call after the request.
             self._stop_s = self._stop_s or now_s
             # Ranks that still run shortly before the stop grace ends are killed, because the job would fail otherwise.
             return now_s - self._stop_s > host.plan.timings.early_grace_s
@@ -116,9 +117,10 @@ class JobProfile:
         # few steps has no profile.
         check_ranks(ranks, facts)
         parts = [self._measure(ranks)]
+        # Data hosts send their measurements with their last statuses, so wait until they have ended.
         deadline_s = time.monotonic() + _SUPPLY_S
-        while self._others() and time.monotonic() < deadline_s and host.interrupted_s is None:
-            host.tick(lambda _: f"the measurements of {', '.join(self._others())}")
+        while self._data_hosts_at_work() and time.monotonic() < deadline_s and host.interrupted_s is None:
+            host.tick(lambda _: f"the measurements of {', '.join(self._data_hosts_at_work())}")
         with host.hub.membership() as membership:
             parts += [found for status in membership.statuses(Role.DATA) if (found := _host_part(status)) is not None]
         self._write(ranks, [part for part in parts if part is not None], facts)
@@ -139,7 +141,7 @@ class JobProfile:
         if part is not None:
             host.publish(profile_json=part.to_json())
 
-    def _others(self) -> list[str]:
+    def _data_hosts_at_work(self) -> list[str]:
         """Return the data hosts that have not ended. The first trainer host waits for their measurements."""
         with self._host.hub.membership() as membership:
             return membership.at_work(Role.DATA)
@@ -160,7 +162,7 @@ class JobProfile:
             instance_type=trainers[0].instance_type,
             vcpus=self._vcpus(),
             num_hosts=len(host.plan.trainer_hosts),
-            ranks_per_host=max(1, host.plan.placement.num_ranks),
+            ranks_per_host=host.plan.placement.num_ranks,
             num_endpoints=servers.number * servers.num_slots,
             has_data_hosts=any(group.role is Role.DATA for group in host.plan.cluster.groups),
             warmup_steps=options.warmup_steps,
@@ -255,8 +257,9 @@ class JobProfile:
             logger.warning("asked to stop: no profile is written")
             return
         report = self._report()
-        # If other work has disturbed an emulated run, its times are too long. The profile then has a note that its
-        # times are upper bounds, and the share of the times that may come from the other work.
+        # If other programs used the CPUs, or real work took longer than the emulated time, the measured times are too
+        # long. The profile then has a note that its times are upper bounds, and the share of the times that may be in
+        # excess.
         note = upper_bounds_note({"the profile run": report})
         facts = dataclasses.replace(facts, excess_share=excess_share(report), overruns=(note,) if note else ())
         profile = assemble_profile(ranks, hosts, facts)
@@ -291,6 +294,7 @@ class ProgressLines:
             text: The text of `progress_text`. While it is empty, lines say how long the ranks have had no batch.
             now_s: Monotonic seconds. The wait begins with the first call.
         """
+        # Log the next line when the phase changes, or after a while. The first line is due after a while.
         if self._began_s is None:
             self._began_s = self._shown_s = now_s
         text = text or f"{_WAITING}, {now_s - self._began_s:.0f} s"

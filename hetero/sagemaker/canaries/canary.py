@@ -236,7 +236,8 @@ class _Study:
                 channel.name: self._manifest_uri(run_id, channel, files[channel.name]) for channel in self._reduced
             },
         )
-        return _Planned(run=run, fraction=num_bytes / max(1, self._num_bytes), files=files)
+        # Objects are whole, so the real fraction differs from ``fraction``.
+        return _Planned(run=run, fraction=num_bytes / self._num_bytes, files=files)
 
     def check(self, planned: Sequence[_Planned]) -> None:
         """Raise `ConfigError` if no forecast can follow from the jobs, or they have more than the whole data."""

@@ -150,7 +150,8 @@ def _resources(
             p99 = fullest[min(len(fullest) - 1, int(0.99 * len(fullest)))]
             percents_of = {"mean": sum(fullest) / len(fullest), "p99": p99, "peak": fullest[-1]}
             fields |= {f"{key}_{name}_bytes": percent / 100 * total_bytes for name, percent in percents_of.items()}
-    # CloudWatch does not show how much memory the host used before the job.
+    # CloudWatch does not show how much memory a host uses before it reads data. Without a base, the forecast lets the
+    # whole memory grow with the data.
     if "memory_peak_bytes" in fields:
         fields["memory_base_bytes"] = 0.0
     return Resources(**fields)

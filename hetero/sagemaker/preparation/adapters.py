@@ -82,8 +82,7 @@ class _Estimator:
         If the estimator was prepared before, they include hetero's hyperparameters.
         """
         # Read the attribute and do not call hyperparameters(), which encodes all values in the classes of frameworks.
-        found: Mapping[str, Any] = self._estimator._hyperparameters or {}
-        return found
+        return dict(self._estimator._hyperparameters or {})
 
     def image(self) -> str:
         """Return the image's Python version, such as ``py310``, or else the image's tag. Empty if both are unknown."""
@@ -181,8 +180,7 @@ class _Trainer:
         )
 
     def hyperparameters(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self._trainer.hyperparameters or {}
-        return found
+        return dict(self._trainer.hyperparameters or {})
 
     def image(self) -> str:
         return _tag(self._trainer.training_image)

@@ -53,6 +53,7 @@ class _Origin(NamedTuple):
 
 
 _origins: dict[str, _Origin] = {}
+"""The user's code and script of each estimator that was prepared, by the path of the staged copy."""
 _folders = contextlib.ExitStack()
 atexit.register(_folders.close)
 
@@ -179,7 +180,8 @@ def _parameters(script: str, adapter: Adapter, options: Mapping[str, Any]) -> di
     kept = adapter.hyperparameters()
     added: dict[str, Any] = {"hetero_script": script}
     for name, value in options.items():
-        # The SDK writes values as JSON or as Python does. Only a list has the same form in both, and a path has none.
+        # One SDK writes values as JSON, the other as Python does. A list looks the same in both, but a tuple does not,
+        # and JSON has no paths.
         if isinstance(value, tuple):
             value = list(value)
         added[f"hetero_{name}"] = os.fspath(value) if isinstance(value, os.PathLike) else value
@@ -232,23 +234,25 @@ def _add_ours(
         _write_token(folder / TOKEN_NAME, token)
     for wheel in _wheels(wheels):
         shutil.copy2(wheel, folder)
-    own = build_wheel(folder)
+    own_wheel = build_wheel(folder)
     path = source / requirements
-    users = path.read_text(encoding="utf-8") if path.is_file() else ""
+    users_lines = path.read_text(encoding="utf-8") if path.is_file() else ""
     # If one line of a requirements file has a hash, pip demands a hash in each line.
-    hashed = f" --hash=sha256:{hashlib.sha256(own.read_bytes()).hexdigest()}" if "--hash" in users else ""
+    digest = hashlib.sha256(own_wheel.read_bytes()).hexdigest()
+    hash_option = f" --hash=sha256:{digest}" if "--hash" in users_lines else ""
     lines = [
         "# hetero.sagemaker.prepare: hetero comes with the code",
         f"--find-links {STAGED_FOLDER}",
         *(["--no-index"] if is_offline else []),
-        f"./{STAGED_FOLDER}/{own.name}{hashed}",
+        f"./{STAGED_FOLDER}/{own_wheel.name}{hash_option}",
         "# the job's own",
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(lines) + "\n" + users, encoding="utf-8")
+    path.write_text("\n".join(lines) + "\n" + users_lines, encoding="utf-8")
 
 
 def _write_token(path: Path, token: bool | Path) -> None:
+    """Write a new token, or the token of a file, to a path. Raise `ConfigError` for a value of another type."""
     from hetero.control.security import Token, load_token, write_token
 
     if token is not True and not isinstance(token, Path):
@@ -258,6 +262,7 @@ def _write_token(path: Path, token: bool | Path) -> None:
 
 
 def _wheels(folder: Path | str | None) -> Sequence[Path]:
+    """Return the wheels of a folder. Raise `ConfigError` if the folder contains none."""
     if folder is None:
         return []
     found = sorted(Path(folder).glob("*.whl"))

@@ -223,7 +223,8 @@ def _here(entry: Sequence[str], base: Path) -> list[str]:
         ConfigError: If the program is in the host's tree but is not an executable file.
     """
     program, *arguments = (_moved(part, base) for part in (_program(entry[0]), *entry[1:]))
-    if program != entry[0] and program.startswith(str(base)) and not os.access(program, os.X_OK):
+    is_in_tree = program != entry[0] and program.startswith(str(base))
+    if is_in_tree and not os.access(program, os.X_OK):
         raise ConfigError(
             f"the container's program {entry[0]!r:.200} is not an executable file; expected it with mode 0755 in "
             f"the code ({BASE_DIR}/code) or in a channel ({BASE_DIR}/{CHANNELS}/CHANNEL)"

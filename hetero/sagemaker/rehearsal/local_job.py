@@ -83,7 +83,8 @@ def run_request(
     }
     # Write the trees and run the hosts.
     feeders: list[PipeFeeder] = []
-    read_only = {channel.name: channel.state() for channel in channels if channel.mode == "FastFile"}
+    # FastFile channels are links to the user's data, which programs of the job must not change.
+    states_before = {channel.name: channel.state() for channel in channels if channel.mode == "FastFile"}
     # SDK 2 has the code in a folder, SDK 3 in a channel.
     code_folders = [*(channel.path for channel in channels), *([] if source_dir is None else [source_dir])]
     with contextlib.ExitStack() as stack:
@@ -108,7 +109,7 @@ def run_request(
         )
     # Report problems with channels that the hosts do not notice.
     for channel in channels:
-        if channel.mode == "FastFile" and channel.state() != read_only[channel.name]:
+        if channel.mode == "FastFile" and channel.state() != states_before[channel.name]:
             logger.warning(
                 "a program wrote to the data of channel %s, which is read-only on the platform", channel.name
             )
@@ -250,6 +251,7 @@ def _option_texts(request: TrainingRequest, stated: Mapping[str, object]) -> dic
         if isinstance(value, tuple | list):
             text = json.dumps([str(item) for item in value])
         else:
+            # Environment variables state booleans as ``true`` and ``false``.
             text = str(value).lower() if isinstance(value, bool) else str(value)
         texts[f"HETERO_{name.upper()}"] = text
     return texts

@@ -62,12 +62,14 @@ def shortage_in(text: str, request: TrainingRequest) -> Shortage | None:
     found = _KIND.search(text)
     if found is None or not is_shortage(text):
         return None
+    # The types of the request, each once. If the text names none of them, any type may be missing.
     wanted = dict.fromkeys(group.instance_type for group in request.groups)
     named = tuple(kind for kind in wanted if kind in _TYPE.findall(text))
     quota = _QUOTA.search(text)
     why, is_final = "the platform has no free instances", False
     if quota is not None:
         limit, used, delta = (int(quota[name]) for name in ("limit", "used", "delta"))
+        # The job alone needs more than the quota, even if nothing else runs.
         is_final = delta > limit
         why = f"the account's quota is {limit}, {used} are in use and the job needs {delta}"
         why += ", so waiting does not help" if is_final else ""
