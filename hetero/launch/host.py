@@ -452,8 +452,8 @@ class LaunchedHost:
         """
         with self.hub.membership() as membership:
             # Data hosts that joined and have left again count too, if they have sent a status.
-            left = [host.status for host in membership.joined_hosts.left if host.status is not None]
-            statuses, own = membership.statuses() + left, membership.own
+            statuses_of_left_hosts = [host.status for host in membership.joined_hosts.left if host.status is not None]
+            statuses, own = membership.statuses() + statuses_of_left_hosts, membership.own
         # Without an output folder, and outside of a platform, nobody reads the metrics of a host.
         if self.plan.options.output_dir is not None or self.plan.platform.folders.root.is_dir():
             write_metrics(self.output_folder, self.plan.cluster, own)

@@ -109,10 +109,10 @@ def launch(options: LaunchOptions, cluster: ClusterSpec, *, platform: Platform) 
     must_fork = parent.local_rank == 0 and parent.gives_ranks
     child_pid = os.fork() if must_fork else None
     is_child = child_pid == 0
-    leads = is_child if must_fork else parent.local_rank == 0
     if is_child:
         # Leave the process group, because mpirun sends its signals there.
         os.setsid()
+    leads = is_child if must_fork else parent.local_rank == 0
     if not leads:
         follower = Follower(
             parent,
@@ -192,8 +192,8 @@ def _lead_to_end(options: LaunchOptions, cluster: ClusterSpec, platform: Platfor
 def _run(host: LaunchedHost, failure_file: Path) -> int:
     """Do the work of this host by its role, and return the exit code. If the job fails, end with the root cause."""
     groups = host.plan.cluster.groups
-    shown = [f"{group.name}={group.instance_type}:{len(group.hosts)} ({group.role.value})" for group in groups]
-    logger.info("job %s: %s", host.plan.job_id, ", ".join(shown))
+    group_texts = [f"{group.name}={group.instance_type}:{len(group.hosts)} ({group.role.value})" for group in groups]
+    logger.info("job %s: %s", host.plan.job_id, ", ".join(group_texts))
     if host.plan.is_first_trainer:
         pairs = [(group.name, group.instance_type) for group in groups]
         roles = [group.role for group in groups]

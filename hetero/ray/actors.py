@@ -227,8 +227,8 @@ class Coordinator:
             options["scheduling_strategy"] = "SPREAD"
             if order.label_selector is not None:
                 options["label_selector"] = order.label_selector
-        own = ray.get_runtime_context().current_actor
-        self._hosts[number] = ray.remote(DataHost).options(**options).remote(order, own, number)
+        coordinator = ray.get_runtime_context().current_actor
+        self._hosts[number] = ray.remote(DataHost).options(**options).remote(order, coordinator, number)
 
     def _end_all(self) -> None:
         """End the data hosts and the hub, in this order."""
@@ -255,19 +255,19 @@ class Coordinator:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._wanted or self._failure or self._is_closing)
-                wanted, self._wanted = self._wanted, None
+                estimate, self._wanted = self._wanted, None
                 has_failed, is_closing = bool(self._failure), self._is_closing
             if is_closing:
                 return
             if has_failed:
                 self._end_all()
                 return
-            if scaler is None or wanted is None:
+            if scaler is None or estimate is None:
                 continue
-            target = scaler.target(low=wanted["low"], high=wanted["high"], present=len(self._hosts))
+            target = scaler.target(low=estimate["low"], high=estimate["high"], present=len(self._hosts))
             if target != len(self._hosts):
                 write_line(
-                    f"the job could use {wanted['hosts']} data hosts ({wanted['low']} to {wanted['high']}); "
+                    f"the job could use {estimate['hosts']} data hosts ({estimate['low']} to {estimate['high']}); "
                     f"changing their number from {len(self._hosts)} to {target}"
                 )
             while len(self._hosts) < target:

@@ -176,7 +176,7 @@ def _nodes_of(ray: Any) -> str:
         " ".join(f"{name}:{resources[name]:g}" for name in _SHOWN if name in resources) for resources in nodes
     )
     # A node may have neither CPUs nor GPUs for jobs, as heads of clusters often do.
-    shown = [f"{count} with {kind or 'neither'}" for kind, count in kinds.most_common()]
+    node_texts = [f"{count} with {kind or 'neither'}" for kind, count in kinds.most_common()]
     total, free = ray.cluster_resources(), ray.available_resources()
     parts = [f"{name} {free.get(name, 0):g} of {total[name]:g}" for name in _SHOWN if total.get(name)]
-    return f"{counted(len(nodes), 'node')} ({', '.join(shown)}); free: {', '.join(parts) or 'nothing'}"
+    return f"{counted(len(nodes), 'node')} ({', '.join(node_texts)}); free: {', '.join(parts) or 'nothing'}"

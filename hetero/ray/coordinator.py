@@ -78,9 +78,9 @@ class LivingRanks:
             now_s: Monotonic seconds.
         """
         for report in reports:
-            seen = self._seen.get(report.rank)
+            last_seen = self._seen.get(report.rank)
             # Each report that arrives is a new object. If the object is the same, the rank has not reported again.
-            if seen is None or seen[0] is not report:
+            if last_seen is None or last_seen[0] is not report:
                 self._seen[report.rank] = report, now_s
         return tuple(report for report in reports if now_s - self._seen[report.rank][1] <= self._patience_s)
 
@@ -98,11 +98,11 @@ class _Coordinator:
         self._hosts: list[str] = []
         """The data hosts that served at the last call of `_follow`."""
         # This process has no ranks of its own to start, so it trains from the start.
-        own = dataclasses.replace(first_status(address, options, None), state=HostState.TRAINING)
+        own_status = dataclasses.replace(first_status(address, options, None), state=HostState.TRAINING)
         group = InstanceGroup(name=_GROUP, instance_type="", hosts=(address,), role=Role.TRAINER)
         # For the data hosts, this process is the only trainer host. The workers of Ray Train are its ranks.
         self.hub = Hub(
-            Membership([Member(host=address, role=Role.TRAINER)], own, timings=timings, clock=time.monotonic),
+            Membership([Member(host=address, role=Role.TRAINER)], own_status, timings=timings, clock=time.monotonic),
             address=address,
             port=0,
             resolve=_no_address,
@@ -143,7 +143,7 @@ class _Coordinator:
             ranks = self._living.of(membership.own.ranks, now_s)
             if len(ranks) < len(membership.own.ranks):
                 membership.update(ranks=ranks)
-            own, endpoints = membership.own, membership.endpoints()
+            own_status, endpoints = membership.own, membership.endpoints()
             data_hosts = membership.statuses(Role.DATA)
             # The totals of the job include batches of data hosts that have left.
             data_hosts += [gone.status for gone in membership.joined_hosts.left if gone.status is not None]
@@ -152,11 +152,11 @@ class _Coordinator:
             self._hosts = serving
             _tell({"hosts": serving})
         # Without ranks, there is nothing to estimate the demand from.
-        if now_s < self._next_estimate_s or not own.ranks:
+        if now_s < self._next_estimate_s or not own_status.ranks:
             return
         self._next_estimate_s = now_s + self._interval_s
-        estimate = self._wanted.observe(window_of([own], data_hosts, endpoints))
-        log_metrics(progress_metrics([own], num_endpoints=len(endpoints), wanted=estimate))
+        estimate = self._wanted.observe(window_of([own_status], data_hosts, endpoints))
+        log_metrics(progress_metrics([own_status], num_endpoints=len(endpoints), wanted=estimate))
         if estimate is not None:
             _tell({"wanted": {"hosts": estimate.hosts, "low": estimate.low, "high": estimate.high}})
 

@@ -103,5 +103,5 @@ def breaches(document: Mapping[str, Any], limit: Limit) -> str | None:
             found.append(f"{exact_path}: {reason}")
     if not found:
         return None
-    more = f", and {len(found) - _MAX_SHOWN} more" if len(found) > _MAX_SHOWN else ""
-    return "; ".join(found[:_MAX_SHOWN]) + more
+    rest_text = f", and {len(found) - _MAX_SHOWN} more" if len(found) > _MAX_SHOWN else ""
+    return "; ".join(found[:_MAX_SHOWN]) + rest_text

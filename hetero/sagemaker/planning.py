@@ -190,6 +190,6 @@ def _log(found: Plan) -> None:
     # Trainer hosts have endpoints of their own only in a job with data hosts.
     if any(group.role == Role.DATA.value for group in found.chosen.groups):
         options["trainer_endpoints"] = found.chosen.local_endpoints
-    given = ", ".join(f"{name}={value}" for name, value in options.items() if value is not None)
-    if given:
-        logger.info("the plan needs these options: prepare(estimator, %s)", given)
+    options_text = ", ".join(f"{name}={value}" for name, value in options.items() if value is not None)
+    if options_text:
+        logger.info("the plan needs these options: prepare(estimator, %s)", options_text)

@@ -105,8 +105,8 @@ class TrainingRequest:
         groups = found.resource_config.instance_groups
         # Without groups, the request has one type and count for all hosts, which are the only group then.
         if not groups:
-            whole = {"InstanceGroupName": ONLY_GROUP, **stated["ResourceConfig"]}
-            groups = (_decode(RequestGroup, whole, source, "ResourceConfig"),)
+            only_group = {"InstanceGroupName": ONLY_GROUP, **stated["ResourceConfig"]}
+            groups = (_decode(RequestGroup, only_group, source, "ResourceConfig"),)
         return cls(
             name=found.training_job_name,
             groups=groups,

@@ -56,14 +56,14 @@ class JobSet(Pod):
                 "make the manifest with hetero render jobset, or set the variable in all replicated jobs",
             )
         # Check that this pod belongs to a group of the job.
-        own = self.environ["REPLICATED_JOB_NAME"]
+        own_job = self.environ["REPLICATED_JOB_NAME"]
         names = [group.name for group in groups]
-        if own not in names:
-            guess = close(own, names)
+        if own_job not in names:
+            guess = close(own_job, names)
             raise self._error(
-                f"replicated job {own!r:.80}, and {GROUPS_VARIABLE} has {listing(names)}",
+                f"replicated job {own_job!r:.80}, and {GROUPS_VARIABLE} has {listing(names)}",
                 "a group with the name of each replicated job",
-                f"write {own!r:.80} for {guess!r}" if guess else "correct the variable",
+                f"write {own_job!r:.80} for {guess!r}" if guess else "correct the variable",
             )
         if self._index("JOB_INDEX", default="0") != 0:
             raise self._error(
@@ -72,7 +72,7 @@ class JobSet(Pod):
                 "make the manifest with hetero render jobset",
             )
         # Nothing lists the pods of other groups. Their names follow by rule.
-        host = self._host(own, self._index("JOB_COMPLETION_INDEX"))
+        host = self._host(own_job, self._index("JOB_COMPLETION_INDEX"))
         documents = [
             group_document(group.name, group.instance_type, [self._host(group.name, i) for i in range(group.count)])
             for group in groups

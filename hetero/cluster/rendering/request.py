@@ -138,8 +138,8 @@ def make_request(groups: Sequence[StatedGroup], roles: Sequence[str], **values: 
         raise ConfigError("--group NAME=TYPE:COUNT: missing, for example --group trainer=GPU:8:1 --group data=CPU:32:2")
     names = [group.name for group in groups]
     if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ConfigError(f"--group: {twice!r:.80} is given twice, expected distinct names")
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ConfigError(f"--group: {repeated!r:.80} is given twice, expected distinct names")
     found = assign_roles([(group.name, group.instance_type) for group in groups], roles, "--group")
     # sorted() is stable, so groups of one role keep the order of the user.
     ordered = sorted(zip(groups, found, strict=True), key=lambda pair: pair[1] is not Role.TRAINER)

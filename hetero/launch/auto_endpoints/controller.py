@@ -134,9 +134,9 @@ class Controller:
 
     def restart_search(self, reason: str) -> Decision | None:
         """Begin a new search without endpoints. Return the decision to remove the present ones, if any."""
-        before, self.endpoints = self.endpoints, 0
+        num_before, self.endpoints = self.endpoints, 0
         self._begin_search()
-        return self._decision(Action.REMOVE, before, reason) if before else None
+        return self._decision(Action.REMOVE, num_before, reason) if num_before else None
 
     def _process(self, step: StepTime) -> Decision | None:
         """Process one step. Return a decision if a measurement ends with this step and leads to a decision."""
@@ -196,7 +196,7 @@ class Controller:
             if window.wait_share >= _MATTERS:
                 following = self._larger(window)
         elif window.step_s > best.step_s * (1 + _MATTERS):
-            # Steps became longer, because the added endpoints take CPU time from the ranks. Try half of the added ones.
+            # Steps became longer, probably because endpoints take CPU time from the ranks. Try half of the added ones.
             following = self._if_new((self._best_number + self.endpoints) // 2)
         # Otherwise the step time has not changed, so the search ends: half of the added endpoints would not change it.
         return self._settle(reason) if following is None else self._go_to(following, reason)
@@ -244,21 +244,21 @@ class Controller:
 
     def _go_to(self, endpoints: int, reason: str) -> Decision:
         """Change the number of endpoints, and wait until the ranks use them."""
-        before, self.endpoints = self.endpoints, endpoints
+        num_before, self.endpoints = self.endpoints, endpoints
         self._enter(Phase.STARTING)
-        return self._decision(Action.ADD if endpoints > before else Action.REMOVE, before, reason)
+        return self._decision(Action.ADD if endpoints > num_before else Action.REMOVE, num_before, reason)
 
     def _settle(self, reason: str) -> Decision:
         """End the search with the best number of endpoints."""
-        before, self.endpoints = self.endpoints, self._best_number
+        num_before, self.endpoints = self.endpoints, self._best_number
         # Later windows are compared with the first long window after a trial, because the window of a trial is short.
         # Without a trial, they are compared with the only window of the search.
         self._settled_window = None if self._num_trial_steps else self._best_window
         self._enter(Phase.SETTLED)
-        return self._decision(Action.SETTLE, before, reason)
+        return self._decision(Action.SETTLE, num_before, reason)
 
-    def _decision(self, action: Action, before: int, reason: str) -> Decision:
-        return Decision(action=action, step=self.num_steps, before=before, endpoints=self.endpoints, reason=reason)
+    def _decision(self, action: Action, num_before: int, reason: str) -> Decision:
+        return Decision(action=action, step=self.num_steps, before=num_before, endpoints=self.endpoints, reason=reason)
 
     def _enter(self, phase: Phase) -> None:
         self.phase = phase

@@ -151,13 +151,13 @@ class TrainerEndpoints:
 
     def _change_loader(self, loader: str) -> Decision | None:
         """Restart the search if steps of another loader arrive, because earlier steps say nothing about them."""
-        before = self._loader
+        loader_before = self._loader
         # The loader is not known for a moment after the ranks were restarted.
-        self._loader = loader or before
-        is_first = before == ""
-        if is_first or self._loader == before:
+        self._loader = loader or loader_before
+        is_first = loader_before == ""
+        if is_first or self._loader == loader_before:
             return None
-        return self._controller.restart_search(f"loader {loader} now takes more time than {before}")
+        return self._controller.restart_search(f"loader {loader} now takes more time than {loader_before}")
 
     def _apply(self, number: int) -> None:
         self._number = number

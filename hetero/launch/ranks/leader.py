@@ -119,8 +119,8 @@ class LocalLeader:
             while True:
                 self._new.append(_Connection(self._socket.accept()[0]))
         # The first message of a connection says which follower it belongs to.
-        unknown, self._new = self._new, []
-        for connection in unknown:
+        unidentified, self._new = self._new, []
+        for connection in unidentified:
             if messages := connection.read():
                 self._welcome(connection, messages)
             elif connection.is_closed:

@@ -218,8 +218,8 @@ def _redirect_output() -> None:
 
 def _name_waits() -> None:
     """Log the script's threads and processes that Python waits for before this process ends."""
-    others = (thread for thread in threading.enumerate() if thread is not threading.current_thread())
-    names = [f"thread {thread.name}" for thread in others if not thread.daemon]
+    other_threads = (thread for thread in threading.enumerate() if thread is not threading.current_thread())
+    names = [f"thread {thread.name}" for thread in other_threads if not thread.daemon]
     names += [f"process {child.name}" for child in multiprocessing.active_children() if not child.daemon]
     if names:
         logger.warning("the script has ended, but Python waits for what it has started: %s", ", ".join(names))

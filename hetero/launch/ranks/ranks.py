@@ -139,15 +139,15 @@ class RankProcesses:
         deadline_s = time.monotonic() + END_TIMEOUT_S
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_TIMEOUT_S)
-        while left := self._living():
-            kill_all(left)
-            others = [process for process in left if process.pid != self._process.pid]
+        while living := self._living():
+            kill_all(living)
+            without_agent = [process for process in living if process.pid != self._process.pid]
             # Do not wait for the agent here, because psutil would take the agent's exit status.
-            psutil.wait_procs(others, timeout=0.05)
+            psutil.wait_procs(without_agent, timeout=0.05)
             # SIGKILL does not end a process that waits for a device. Without this bound, the launcher waited until its
             # watchdog ended it.
             if time.monotonic() > deadline_s:
-                names = ", ".join(map(self._name_of, left))
+                names = ", ".join(map(self._name_of, living))
                 logger.error(
                     "not ended %.0f s after SIGKILL: %s; continuing without waiting for them", END_TIMEOUT_S, names
                 )

@@ -130,10 +130,10 @@ def describe(progress: Progress) -> str:
     pace = progress.pace
     if pace is None:
         return text
-    left = "" if pace.left_s is None else f", {_clock_text(pace.left_s)} left in this pass"
+    time_left = "" if pace.left_s is None else f", {_clock_text(pace.left_s)} left in this pass"
     # A rate below ten has one decimal. 9.95 would be rounded to 10.0.
     rate = f"{pace.samples_per_s:.0f}" if pace.samples_per_s >= 9.95 else f"{pace.samples_per_s:.1f}"
-    return f"{text}{left}, {rate} samples/s, {100 * pace.data_wait:.0f} % data wait"
+    return f"{text}{time_left}, {rate} samples/s, {100 * pace.data_wait:.0f} % data wait"
 
 
 def bar_line(text: str, columns: int) -> str:

@@ -214,8 +214,8 @@ def _rank_facts(statuses: Sequence[HostStatus]) -> list[RankFacts]:
     for status in statuses:
         for report in status.ranks:
             loaders = (_read(StepSummary, part) for part in report.summaries_json)
-            known = tuple(loader for loader in loaders if loader is not None)
-            found.append(RankFacts(rank=report.rank, host=status.host, loaders=known))
+            valid = tuple(loader for loader in loaders if loader is not None)
+            found.append(RankFacts(rank=report.rank, host=status.host, loaders=valid))
     return sorted(found, key=lambda facts: facts.rank)
 
 

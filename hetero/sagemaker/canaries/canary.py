@@ -290,8 +290,8 @@ class _Study:
         for name, estimator in self._estimators.items():
             groups = adapter_of(estimator).groups()
             hosts = _Hosts.of(groups, self._roles, catalogue)
-            own = [each for each in planned if each.run.levels["cluster"] == name and each.run.run_id in by_id]
-            points = tuple(self._point(watch, each, by_id[each.run.run_id], hosts) for each in own)
+            runs = [each for each in planned if each.run.levels["cluster"] == name and each.run.run_id in by_id]
+            points = tuple(self._point(watch, each, by_id[each.run.run_id], hosts) for each in runs)
             has_resources = all(point.resources.cpu_percent_mean is not None for point in points)
             notes = () if has_resources else (_NO_RESOURCES,)
             candidate = Candidate(
@@ -388,11 +388,11 @@ def _estimators(estimator: Any, candidates: Sequence[str]) -> dict[str, Any]:
         kind, colon, count = text.rpartition(":")
         if not (kind and colon and count.isdecimal() and int(count) >= 1):
             raise ConfigError(f"candidate {text!r:.80}: expected TYPE:COUNT, for example ml.m5.4xlarge:6")
-        double = _with_cluster(estimator, kind, int(count))
-        name = _cluster(double).name
+        estimator_copy = _with_cluster(estimator, kind, int(count))
+        name = _cluster(estimator_copy).name
         if name in found:
             raise ConfigError(f"candidate {text} is given twice; expected different clusters")
-        found[name] = double
+        found[name] = estimator_copy
     return found
 
 
@@ -403,10 +403,10 @@ def _with_cluster(estimator: Any, instance_type: str, count: int) -> Any:
             update={"instance_type": instance_type, "instance_count": count, "instance_groups": None}
         )
         return estimator.model_copy(update={"compute": compute})
-    double = copy_of(estimator)
-    double.instance_groups = None
-    double.instance_type, double.instance_count = instance_type, count
-    return double
+    estimator_copy = copy_of(estimator)
+    estimator_copy.instance_groups = None
+    estimator_copy.instance_type, estimator_copy.instance_count = instance_type, count
+    return estimator_copy
 
 
 def _cluster(estimator: Any) -> Cluster:

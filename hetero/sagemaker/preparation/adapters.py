@@ -148,8 +148,8 @@ class _Estimator:
 
     def add_metrics(self, metrics: Sequence[Mapping[str, str]]) -> None:
         """Add metric definitions with Name and Regex. They do not replace definitions of the same name."""
-        own = list(self._estimator.metric_definitions or ())
-        self._estimator.metric_definitions = own + _missing(metrics, [each["Name"] for each in own])
+        stated = list(self._estimator.metric_definitions or ())
+        self._estimator.metric_definitions = stated + _missing(metrics, [each["Name"] for each in stated])
 
 
 class _Trainer:
@@ -230,10 +230,10 @@ class _Trainer:
     def add_metrics(self, metrics: Sequence[Mapping[str, str]]) -> None:
         from sagemaker.core.shapes import MetricDefinition  # type: ignore[import-untyped,unused-ignore]
 
-        own = list(self._trainer._metric_definitions or ())
-        more = _missing(metrics, [each.name for each in own])
-        added = [MetricDefinition(name=each["Name"], regex=each["Regex"]) for each in more]
-        self._trainer.with_metric_definitions([*own, *added])
+        stated = list(self._trainer._metric_definitions or ())
+        missing = _missing(metrics, [each.name for each in stated])
+        added = [MetricDefinition(name=each["Name"], regex=each["Regex"]) for each in missing]
+        self._trainer.with_metric_definitions([*stated, *added])
 
 
 Adapter: TypeAlias = _Estimator | _Trainer

@@ -47,8 +47,8 @@ def copy_code(
     """
 
     def all_ignored(folder: str, names: list[str]) -> set[str]:
-        here = Path(folder).resolve()
-        output = {name for name in names if here / name == left_out or has_opt_ml(here / name)}
+        folder_path = Path(folder).resolve()
+        output = {name for name in names if folder_path / name == left_out or has_opt_ml(folder_path / name)}
         return output.union(*(each(folder, names) for each in ignored))
 
     try:

@@ -99,14 +99,14 @@ def prepare(
     script_path = _module_path(origin) if is_module else _script_path(origin)
     # Without a source folder, the script alone is copied, so its folder does not exist in the job.
     staged_script = script_path.name if code.folder is None else origin.script
-    ours = _parameters(staged_script, adapter, options)
+    parameters = _parameters(staged_script, adapter, options)
     # Stage the code. The staged folder outlives this call only if every step succeeds.
     with contextlib.ExitStack() as undo:
         folder = undo.enter_context(private_folder("hetero-staged-")) / "source"
         _copy_code(code, script_path, folder)
         _add_ours(folder, code.requirements, token=token, wheels=wheels, is_offline=adapter.is_isolated())
         adapter.apply(
-            folder, LAUNCHER_NAME, requirements=code.requirements, parameters=ours, metrics=METRIC_DEFINITIONS
+            folder, LAUNCHER_NAME, requirements=code.requirements, parameters=parameters, metrics=METRIC_DEFINITIONS
         )
         _folders.push(undo.pop_all())
     # If the estimator is prepared again, the current folder may be another one, so keep the whole path of the script.
@@ -117,9 +117,9 @@ def prepare(
 def _origin(adapter: Adapter, script: str | None) -> _Origin:
     """Return the user's code and script. If the estimator is already prepared, return the original code and script."""
     code = adapter.code()
-    before = None if code.folder is None else _origins.get(str(code.folder))
-    if before is not None:
-        return _Origin(before.code, script or before.script)
+    earlier_origin = None if code.folder is None else _origins.get(str(code.folder))
+    if earlier_origin is not None:
+        return _Origin(earlier_origin.code, script or earlier_origin.script)
     parameters = adapter.hyperparameters()
     if script is None and "hetero_script" in parameters:
         script = check_hyperparameters(parameters, "the estimator's hyperparameters").script
@@ -177,7 +177,7 @@ def _module_path(origin: _Origin) -> Path:
 
 def _parameters(script: str, adapter: Adapter, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the hyperparameters that `prepare` adds to the estimator's own."""
-    kept = adapter.hyperparameters()
+    own_parameters = adapter.hyperparameters()
     added: dict[str, Any] = {"hetero_script": script}
     for name, value in options.items():
         # One SDK writes values as JSON, the other as Python does. A list looks the same in both, but a tuple does not,
@@ -185,9 +185,9 @@ def _parameters(script: str, adapter: Adapter, options: Mapping[str, Any]) -> di
         if isinstance(value, tuple):
             value = list(value)
         added[f"hetero_{name}"] = os.fspath(value) if isinstance(value, os.PathLike) else value
-    if adapter.trains_with_tensorflow() and "hetero_framework" not in kept:
+    if adapter.trains_with_tensorflow() and "hetero_framework" not in own_parameters:
         added.setdefault("hetero_framework", "tensorflow")
-    check_hyperparameters({**kept, **added}, "the options of prepare or the hyperparameters")
+    check_hyperparameters({**own_parameters, **added}, "the options of prepare or the hyperparameters")
     return added
 
 

@@ -243,9 +243,9 @@ def _moved(text: str, base: Path) -> str:
     Raises:
         ConfigError: If a shell would misread the path of the host's tree.
     """
-    found, number = _PLATFORM_DIR.subn(lambda _: str(base), text)
-    if number and not _PLAIN_PATH.fullmatch(str(base)):
+    moved_text, num_replaced = _PLATFORM_DIR.subn(lambda _: str(base), text)
+    if num_replaced and not _PLAIN_PATH.fullmatch(str(base)):
         raise ConfigError(
             f"a shell would misread the path {base}; choose an --output-dir with only letters, digits and ._+-"
         )
-    return found
+    return moved_text

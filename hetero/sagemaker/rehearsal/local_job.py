@@ -90,12 +90,12 @@ def run_request(
     with contextlib.ExitStack() as stack:
 
         def set_up(host: SimulatedHost) -> HostCommand:
-            own = [channel for channel in channels if channel.is_for(host.group)]
-            feeders.extend(map(stack.enter_context, _write_opt_ml(host, request, job.cluster, own)))
+            channels_of_host = [channel for channel in channels if channel.is_for(host.group)]
+            feeders.extend(map(stack.enter_context, _write_opt_ml(host, request, job.cluster, channels_of_host)))
             environment = dict(job.texts)
             if (count := counts[host.group]) is not None:
                 environment["HETERO_EMULATE_VCPUS"] = str(count)
-            return job.container.set_up(host, environment, [channel.name for channel in own])
+            return job.container.set_up(host, environment, [channel.name for channel in channels_of_host])
 
         code = run_hosts(
             job.cluster,
@@ -259,6 +259,6 @@ def _option_texts(request: TrainingRequest, stated: Mapping[str, object]) -> dic
 
 def _resolve(request: TrainingRequest, texts: Mapping[str, str], *, script: str) -> LaunchOptions:
     """Return the launch options of the hosts, from the request and from the caller's variables."""
-    own = None if "hetero_script" in request.hyperparameters else script
+    default_script = None if "hetero_script" in request.hyperparameters else script
     parameters = job_parameters(request.hyperparameters, "the request's hyperparameters")
-    return resolve_options(argparse.Namespace(script=own), {**request.environment, **texts}, parameters)
+    return resolve_options(argparse.Namespace(script=default_script), {**request.environment, **texts}, parameters)
