@@ -21,7 +21,7 @@ from hetero.launch.ranks.starter import RanksOptions
 from hetero.launch.reporting import progress
 from hetero.launch.reporting.metric_lines import log_metrics, progress_metrics
 from hetero.launch.reporting.profiling import JobProfile
-from hetero.launch.wanted_hosts import WantedHosts, window_of
+from hetero.launch.wanted_hosts import WantedHosts, totals_of
 from hetero.system.cgroups import usable_cpus
 from hetero.wire.channels import join_address
 
@@ -442,7 +442,7 @@ class _ShownProgress:
             logger.info("progress: %s", progress.describe(found))
         # Ranks that load their own data could not use a data host.
         is_remote = self._host.plan.placement.remote
-        wanted = self._wanted.observe(window_of(trainers, data_hosts, endpoints)) if is_remote else None
+        wanted = self._wanted.observe(totals_of(trainers, data_hosts, endpoints)) if is_remote else None
         log_metrics(progress_metrics(trainers, num_endpoints=len(endpoints), wanted=wanted))
 
 

@@ -42,7 +42,7 @@ from hetero.errors import ClusterError, HeteroError
 from hetero.launch.control_plane import first_status, session_options
 from hetero.launch.reporting.metric_lines import log_metrics, progress_metrics
 from hetero.launch.reporting.progress import interval_s
-from hetero.launch.wanted_hosts import WantedHosts, window_of
+from hetero.launch.wanted_hosts import WantedHosts, totals_of
 from hetero.system import logs
 from hetero.system.process import SignalWaiter, allow_descriptors, bind_to_parent
 
@@ -155,7 +155,7 @@ class _Coordinator:
         if now_s < self._next_estimate_s or not own_status.ranks:
             return
         self._next_estimate_s = now_s + self._interval_s
-        estimate = self._wanted.observe(window_of([own_status], data_hosts, endpoints))
+        estimate = self._wanted.observe(totals_of([own_status], data_hosts, endpoints))
         log_metrics(progress_metrics([own_status], num_endpoints=len(endpoints), wanted=estimate))
         if estimate is not None:
             _tell({"wanted": {"hosts": estimate.hosts, "low": estimate.low, "high": estimate.high}})

@@ -157,6 +157,7 @@ class Job:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Let the launchers that still run end for a while, end their actors, and give the resources back to Ray."""
         # The stack calls each of these functions even if another one fails.
         with contextlib.ExitStack() as stack:
             for number, handler in self._handlers.items():
@@ -218,6 +219,7 @@ class Job:
 
     def _find_addresses(self) -> bool:
         """Wait until all actors run, and record their addresses. Return False after a loss or a request to stop."""
+        # An actor answers this call when Ray has started it on its node.
         pending = {host.actor.address.remote(): host for host in self._hosts}
         deadline_s = time.monotonic() + self._options.start_timeout_s
         while pending:
@@ -252,6 +254,7 @@ class Job:
         options: dict[str, Any] = {
             "num_cpus": resources["CPU"],
             "num_gpus": resources.get("GPU", 0),
+            # An actor runs methods at the same time: `run` lasts as long as the launcher, and `demand` waits too.
             "max_concurrency": 8,
             "runtime_env": {"env_vars": ACTOR_VARIABLES},
         }

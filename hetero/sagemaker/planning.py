@@ -147,6 +147,7 @@ def _options_of(options: dict[str, Any], trainers: Sequence[RequestGroup]) -> Pl
 
 
 def _profile_of(profile: object, catalogue: Catalogue) -> Profile:
+    """Return the caller's profile, or read it from a path. Raise `ConfigError` for an object of another type."""
     if isinstance(profile, Profile):
         return profile
     if not isinstance(profile, (str, Path)):

@@ -191,6 +191,7 @@ def _spelled(name: str) -> str:
 
 
 def _decode(cls: type[_T], value: object, source: str, path: str = "") -> _T:
+    """Return a part of a request as a record. Raise `ConfigError` with advice if the part is malformed."""
     try:
         return decode(cls, value, path=path, spelling=_spelled, is_foreign=True)
     except ConfigError as error:

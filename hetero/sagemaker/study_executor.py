@@ -235,6 +235,7 @@ class EstimatorExecutor:
         """Submit the job of a run, again after each shortage, and wait until the job has its instances."""
 
         def note(job_name: str) -> None:
+            """Record a job that `submit` has submitted."""
             # A new name means a new attempt, so the job of the attempt before got no instances.
             self._leave(job.name)
             job.name, job.may_run = job_name, True
@@ -244,6 +245,7 @@ class EstimatorExecutor:
             self._enter(job_name, made.estimator.sagemaker_session.sagemaker_client)
 
         def wait(seconds: float) -> None:
+            """Wait for `submit`. Raise `_StoppedError` if the study was asked to stop and no job may run."""
             # `submit` waits a few seconds between two looks at a job, and at least FIRST_WAIT_S before the next
             # attempt. Before the next attempt, the last job has ended without instances.
             if seconds >= FIRST_WAIT_S:

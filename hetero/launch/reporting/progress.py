@@ -217,6 +217,7 @@ class StatusLine:
             self._write("\r\x1b[K")
 
     def _write(self, text: str) -> None:
+        """Write a text to the terminal. If that fails, draw nothing from now on."""
         try:
             self._stream.write(text)
             self._stream.flush()

@@ -290,6 +290,7 @@ class _Study:
         for name, estimator in self._estimators.items():
             groups = adapter_of(estimator).groups()
             hosts = _Hosts.of(groups, self._roles, catalogue)
+            # A run that the budget did not allow has no result.
             runs = [each for each in planned if each.run.levels["cluster"] == name and each.run.run_id in by_id]
             points = tuple(self._point(watch, each, by_id[each.run.run_id], hosts) for each in runs)
             has_resources = all(point.resources.cpu_percent_mean is not None for point in points)

@@ -76,6 +76,7 @@ def distribution_groups(request: TrainingRequest) -> Iterator[Problem]:
         return
     listed = request.parameter("sagemaker_distribution_instance_groups")
     names = [str(name) for name in listed] if isinstance(listed, list) else []
+    # Both strategies start ranks with MPI. `torch_distributed` reports the third strategy.
     strategies = ("sagemaker_mpi_enabled", "sagemaker_distributed_dataparallel_enabled")
     is_on = any(request.parameter(name) for name in strategies)
     known = [group.name for group in request.groups]

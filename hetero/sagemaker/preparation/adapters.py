@@ -159,6 +159,7 @@ class _Trainer:
         self._trainer = trainer
 
     def code(self) -> Code:
+        """Return the location of the trainer's code. Raise `ConfigError` if a setting conflicts with a staged copy."""
         trainer, code = self._trainer, self._trainer.source_code
         if trainer.distributed is not None:
             raise ConfigError(
@@ -199,6 +200,7 @@ class _Trainer:
         return _groups(compute.instance_groups, compute.instance_type, compute.instance_count)
 
     def make_groups(self, groups: Iterable[RequestGroup]) -> list[Any]:
+        """Return groups as objects of the SDK's class ``InstanceGroup``."""
         from sagemaker.core.shapes import InstanceGroup  # type: ignore[import-untyped,unused-ignore]
 
         return [
@@ -215,6 +217,7 @@ class _Trainer:
         parameters: Mapping[str, Any],
         metrics: Sequence[Mapping[str, str]],
     ) -> None:
+        """Set the trainer's code to a staged folder, and add hyperparameters and metrics. See `_Estimator.apply`."""
         trainer = self._trainer
         code = {
             "source_dir": str(folder),
@@ -228,6 +231,7 @@ class _Trainer:
         self.add_metrics(metrics)
 
     def add_metrics(self, metrics: Sequence[Mapping[str, str]]) -> None:
+        """Add metric definitions with new names. The trainer's own definitions stay."""
         from sagemaker.core.shapes import MetricDefinition  # type: ignore[import-untyped,unused-ignore]
 
         stated = list(self._trainer._metric_definitions or ())

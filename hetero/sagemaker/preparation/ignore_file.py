@@ -47,6 +47,7 @@ def copy_code(
     """
 
     def all_ignored(folder: str, names: list[str]) -> set[str]:
+        """Return the names in a folder that are not copied. `shutil.copytree` calls this for each folder."""
         folder_path = Path(folder).resolve()
         output = {name for name in names if folder_path / name == left_out or has_opt_ml(folder_path / name)}
         return output.union(*(each(folder, names) for each in ignored))
@@ -82,6 +83,7 @@ def ignored_files(source: Path) -> Ignored:
         raise ConfigError(f"{path}: {str(error)[:200]}; expected patterns as in a .gitignore") from error
 
     def ignored(folder: str, names: list[str]) -> set[str]:
+        """Return the names in a folder that match a pattern."""
         found = set()
         for name in names:
             path = Path(folder, name)

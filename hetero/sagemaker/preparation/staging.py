@@ -201,6 +201,7 @@ def _copy_code(code: Code, script: Path, target: Path) -> None:
     copied_bytes = 0
 
     def copy(source: str, destination: str) -> None:
+        """Copy a file. Raise `ConfigError` if all files so far have more than `MAX_CODE_BYTES`."""
         nonlocal copied_bytes
         copied_bytes += Path(source).stat().st_size
         if copied_bytes > MAX_CODE_BYTES:

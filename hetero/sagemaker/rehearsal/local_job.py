@@ -90,6 +90,7 @@ def run_request(
     with contextlib.ExitStack() as stack:
 
         def set_up(host: SimulatedHost) -> HostCommand:
+            """Write the files of a host, and return its command. ``feeders`` and ``stack`` end with the rehearsal."""
             channels_of_host = [channel for channel in channels if channel.is_for(host.group)]
             feeders.extend(map(stack.enter_context, _write_opt_ml(host, request, job.cluster, channels_of_host)))
             environment = dict(job.texts)
