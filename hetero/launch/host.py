@@ -117,7 +117,7 @@ class LaunchedHost:
             job_id=platform.job_id(cluster),
         )
         self.starter = starter
-        # With `SHIELD_VARIABLE`, child processes ignore the platform's SIGTERM, because only this launcher acts on it.
+        # With `SHIELD_VARIABLE`, child processes ignore the platform's SIGTERM. Only this launcher acts on the signal.
         self.child_environment = {"HETERO_JOB_ID": self.plan.job_id, "PYTHONHASHSEED": "0", SHIELD_VARIABLE: "1"}
         # The ranks connect to each other directly, and gRPC would use a proxy that the environment names.
         if RANK_FRAMEWORKS[framework_of(options)].uses_grpc:

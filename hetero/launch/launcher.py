@@ -103,9 +103,9 @@ def launch(options: LaunchOptions, cluster: ClusterSpec, *, platform: Platform) 
     name = meeting_name(
         parent, job_id=platform.job_id(cluster), host=cluster.current_host, base_dir=platform.folders.root
     )
-    # The launcher with local rank 0 leads. Under mpirun it forks, its child leads, and the launcher itself follows. The
-    # reason: a quarter of a second after a process has failed, mpirun kills every process that it started. The child
-    # has more time to report the failure.
+    # The launcher with local rank 0 leads. Under mpirun, this launcher forks, its child leads, and the launcher itself
+    # follows. The reason: a quarter of a second after a process has failed, mpirun kills every process that it started.
+    # mpirun did not start the child, so the child lives long enough to report the failure.
     must_fork = parent.local_rank == 0 and parent.gives_ranks
     child_pid = os.fork() if must_fork else None
     is_child = child_pid == 0

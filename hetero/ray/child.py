@@ -171,8 +171,8 @@ def _own_environ() -> dict[str, str]:
     its start, the user has set the limit, and children inherit it.
     """
     left_out = {*_NOT_FOR_CHILDREN}
-    # `os.environ` has the variables that Ray has set later. Only this file has the variables of the start, each with a
-    # zero byte at its end.
+    # `os.environ` also has the variables that Ray has set later. /proc/self/environ has only the variables of the
+    # start, each with a zero byte at its end.
     is_limit_of_user = any(line.startswith(f"{_THREADS}=".encode()) for line in _AT_START.read_bytes().split(b"\0"))
     if not is_limit_of_user:
         left_out.add(_THREADS)

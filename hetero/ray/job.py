@@ -179,8 +179,8 @@ class Job:
 
     def run(self) -> int:
         """Place the hosts, follow them to the end, and return the exit code of the job."""
-        # False if a host was lost, or the job was asked to stop, before all hosts were there. The exit code is then
-        # that of the lost host, or that of a process that SIGTERM ends.
+        # If a host was lost before all hosts were there, end with the code of this loss. If the job was asked to stop,
+        # end with the code of a process that SIGTERM has ended.
         if not (self._place() and self._find_addresses()):
             codes = (host.exit_code for host in self._hosts if host.exit_code is not None)
             return self._of_stop(next(codes, 128 + signal.SIGTERM))

@@ -188,7 +188,7 @@ def _log(found: Plan) -> None:
     for note in found.notes:
         logger.info("note: %s", note)
     options = {"endpoints_per_host": found.chosen.endpoints_per_host}
-    # Trainer hosts have endpoints of their own only in a job with data hosts.
+    # The plan chooses a number of endpoints on trainer hosts only for a job with data hosts.
     if any(group.role == Role.DATA.value for group in found.chosen.groups):
         options["trainer_endpoints"] = found.chosen.local_endpoints
     options_text = ", ".join(f"{name}={value}" for name, value in options.items() if value is not None)

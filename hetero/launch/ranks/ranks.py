@@ -122,7 +122,7 @@ class RankProcesses:
             reported: The causes that ranks reported before they ended, by rank.
         """
         failures = self._failures()
-        # The agent has written no failure, so the agent itself was killed or failed.
+        # The agent has written no failure of a rank, so the agent itself was killed or has failed.
         if not failures:
             return self._folder.describe(_AGENT, self._process.poll() or 1)
         return self._folder.root(failures, reported)

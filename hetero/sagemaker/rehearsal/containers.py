@@ -200,7 +200,7 @@ class Container:
 
 
 def _check_entry_point(request: TrainingRequest, script: str, source_dir: Path | None) -> None:
-    """Raise ConfigError if a request without a program of its own has no entry point on this machine."""
+    """Raise ConfigError if a request that names no program lacks an entry point on this machine."""
     if not script:
         raise ConfigError(
             "the request names no program; expected the hyperparameter sagemaker_program (the SDK's entry_point) "
