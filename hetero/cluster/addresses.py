@@ -66,6 +66,7 @@ def _look_up(host: str, path: Path) -> str:
 
 
 def _is_address(text: str) -> bool:
+    """Return whether a text is a numeric IPv4 or IPv6 address."""
     try:
         ipaddress.ip_address(text)
     except ValueError:

@@ -55,6 +55,7 @@ def assign_roles(groups: Sequence[tuple[str, str]], overrides: Sequence[str], so
     else:
         derived = {name: by_flag.get(name) or _by_name(name) or _by_accelerator(kind) for name, kind in groups}
         roles = {name: role for name, role in derived.items() if role is not None}
+        # If a trainer group has accelerators, the groups without a role so far prepare data.
         if any(has_accelerator(kind) and roles.get(name) is Role.TRAINER for name, kind in groups):
             roles = dict.fromkeys(names, Role.DATA) | roles
     unclear = [name for name in names if name not in roles]
@@ -103,16 +104,17 @@ def several_trainers(groups: Sequence[tuple[str, str]], roles: Sequence[Role], o
         roles: Role of each group.
         overrides: Flags, each ``GROUP=data`` or ``GROUP=trainer``.
     """
-    derived = [name for name, _ in groups if f"{name}=trainer" not in overrides]
+    without_flag = [name for name, _ in groups if f"{name}=trainer" not in overrides]
     # This is only a warning, because groups of two instance types can train together.
-    if len(groups) < 2 or Role.DATA in roles or not derived:
+    if len(groups) < 2 or Role.DATA in roles or not without_flag:
         return ""
-    likely = next((name for name in derived if "data" in name.lower()), derived[-1])
+    # Guess which group the user meant for data, for the advice.
+    likely = next((name for name in without_flag if "data" in name.lower()), without_flag[-1])
     reasons = [f"{name} ({_reason(name, kind, overrides)})" for name, kind in groups]
-    both = " ".join(f"--role '{name}=trainer'" for name, _ in groups)
+    flags_to_train = " ".join(f"--role '{name}=trainer'" for name, _ in groups)
     return (
         f"all {len(groups)} groups train, and no group preprocesses: {listing(reasons)}; if {likely!r} should "
-        f"preprocess, give --role '{likely}=data'; if all should train, give {both}"
+        f"preprocess, give --role '{likely}=data'; if all should train, give {flags_to_train}"
     )
 
 

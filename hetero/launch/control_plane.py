@@ -27,7 +27,7 @@ __all__ = ["first_status", "make_hub", "script_digest", "session_options", "shar
 def make_hub(
     plan: HostPlan, *, address: str, resolve: Callable[[str], str], token: security.Token | None, tls: Tls | None
 ) -> Hub:
-    """Return the hub of a host, which is not started.
+    """Return the hub of a host: its connections to other hosts and its ranks. The hub is not started yet.
 
     Args:
         plan: What is fixed about the host.
@@ -42,7 +42,8 @@ def make_hub(
     admitter = Admitter(
         cluster,
         plan.job_id,
-        obstacle=_obstacle(options, placement),
+        obstacle=_obstacle_to_joining(options, placement),
+        # On some platforms, the list of hosts changes while the job runs.
         read_again=read_cluster if plan.platform.may_change else None,
     )
     membership = Membership(
@@ -68,7 +69,7 @@ def make_hub(
             data_service=placement.data_service,
             # Ranks send the times of single steps four times per second. Only the host that decides about endpoints
             # needs these times.
-            wants_step_times=plan.is_first_trainer and placement.servers.num_at_start is not None,
+            wants_step_times=plan.is_first_trainer and placement.servers.may_number_change,
         ),
         heartbeat_s=timings.heartbeat_s,
         num_ranks=placement.num_ranks,
@@ -125,6 +126,7 @@ def _members_of(plan: HostPlan) -> list[Member]:
     data_hosts = [host for host in cluster.data_hosts if needs_all or host.name == plan.name]
     return [
         *(Member(host=host.name, role=Role.TRAINER) for host in cluster.trainer_hosts),
+        # The job does not wait for data hosts on spot capacity, which the platform may take back.
         *(
             Member(host=host.name, role=Role.DATA, is_optional=plan.options.spot_usd(host.group) is not None)
             for host in data_hosts
@@ -151,7 +153,7 @@ def shared_options(options: LaunchOptions, placement: Placement | None) -> dict[
     return shared
 
 
-def _obstacle(options: LaunchOptions, placement: Placement) -> str:
+def _obstacle_to_joining(options: LaunchOptions, placement: Placement) -> str:
     """Return why no data host can join this job. Empty if data hosts can join."""
     if options.data_service == "tf":
         return "its data hosts run tf.data.service, whose workers cannot be added; give the job more hosts at the start"

@@ -40,9 +40,11 @@ def run(main: Callable[[Sequence[str]], int], arguments: Sequence[str], *, folde
     platform = find_platform(os.environ)
     parameters = _parameters(platform)
     values = {} if parameters is None else parameters.values
-    script = _named(values, "script")
-    if script and not _is_in(Path.cwd(), script, values) and _is_in(folder, script, values):
-        # SDK 3 puts the code into an input channel, and a container may start this file in any folder of the image.
+    script = _option(values, "script")
+    is_beside_this_file = bool(script) and _contains_script(folder, script, values)
+    if is_beside_this_file and not _contains_script(Path.cwd(), script, values):
+        # A container may start this file in any folder of the image. SageMaker's SDK 3 keeps the code in the folder of
+        # an input channel, which need not be the current folder.
         os.chdir(folder)
     status = main(command(arguments, platform))
     folders = platform.folders
@@ -55,16 +57,21 @@ def run(main: Callable[[Sequence[str]], int], arguments: Sequence[str], *, folde
 
 
 def command(arguments: Sequence[str], platform: Platform) -> list[str]:
-    """Return the arguments of `hetero` for this host."""
+    """Return the arguments of `hetero` for this host.
+
+    If the platform has a file with the job's parameters, and the platform started this process, the script's arguments
+    come from the file. `hetero launch` finds the script and its own options in the file or the environment.
+    """
     parameters = _parameters(platform)
-    if parameters is None or parameters.script_arguments is None:
-        return ["launch", *arguments]
-    # A platform passes the job's parameters as flags. If the first flag is not a parameter, a person has typed the
-    # command.
-    flags = [argument.partition("=")[0].lstrip("-") for argument in arguments if argument.startswith("-")]
-    is_from_platform = list(arguments) == ["train"] or (bool(flags) and flags[0] in parameters.values)
-    if _SCRIPT in parameters.values or platform.environ.get("HETERO_SCRIPT") or is_from_platform:
-        return ["launch", "--", *parameters.script_arguments]
+    # A platform without such a file passes no arguments of the script, so `arguments` are all that there is.
+    if parameters is not None and parameters.script_arguments is not None:
+        has_script = _SCRIPT in parameters.values or bool(platform.environ.get("HETERO_SCRIPT"))
+        # SageMaker starts a container with the argument "train", or passes the job's parameters as flags. If the first
+        # flag is not a parameter, a person has typed the command.
+        flags = [argument.partition("=")[0].lstrip("-") for argument in arguments if argument.startswith("-")]
+        is_from_platform = list(arguments) == ["train"] or (bool(flags) and flags[0] in parameters.values)
+        if has_script or is_from_platform:
+            return ["launch", "--", *parameters.script_arguments]
     return ["launch", *arguments]
 
 
@@ -76,14 +83,14 @@ def _parameters(platform: Platform) -> JobParameters | None:
         return JobParameters(values={_SCRIPT: ""}, source="", script_arguments=())
 
 
-def _named(parameters: Mapping[str, object], option: str) -> str:
+def _option(parameters: Mapping[str, object], option: str) -> str:
     """Return the value of an option from the parameters, or else from the environment. Empty if neither has it."""
     return str(parameters.get(f"hetero_{option}", os.environ.get(f"HETERO_{option.upper()}", "")))
 
 
-def _is_in(folder: Path, script: str, parameters: Mapping[str, object]) -> bool:
+def _contains_script(folder: Path, script: str, parameters: Mapping[str, object]) -> bool:
     """Return whether a folder contains the script: a file or, with the ``module`` option, a module."""
-    if _named(parameters, "module").lower() not in ("true", "yes", "on", "1"):
+    if _option(parameters, "module").lower() not in ("true", "yes", "on", "1"):
         return (folder / script).is_file()
     path = folder.joinpath(*script.split("."))
     return path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()

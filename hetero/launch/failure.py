@@ -38,7 +38,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 def failure_text(cause: Cause) -> str:
     """Return the text of the failure file: the cause's first line, and the end of its detail."""
     head = cause.first_line[:MAX_SUMMARY_CHARS]
-    # One character is for the line break after the first line.
+    # Platforms show only `MAX_SUMMARY_CHARS` characters. One of them is for the line break after the first line.
     room = MAX_SUMMARY_CHARS - len(head) - 1
     # Consoles and terminals show this file, so control characters in a remote traceback are escaped.
     detail = "\n".join(map(escape_line, detail_lines(cause)))

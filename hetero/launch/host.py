@@ -106,7 +106,8 @@ class LaunchedHost:
         environ: Mapping[str, str],
         starter: RankStarter,
     ) -> None:
-        placed = placement.plan(options, cluster, num_gpus=placement.count_gpus(platform), num_given=starter.num_made)
+        num_gpus = placement.count_gpus(platform)
+        placed = placement.plan(options, cluster, num_gpus=num_gpus, num_given=starter.num_existing_ranks)
         self.plan = placement.HostPlan(
             options=options,
             cluster=cluster,
@@ -116,7 +117,9 @@ class LaunchedHost:
             job_id=platform.job_id(cluster),
         )
         self.starter = starter
+        # With `SHIELD_VARIABLE`, child processes ignore the platform's SIGTERM. Only this launcher acts on the signal.
         self.child_environment = {"HETERO_JOB_ID": self.plan.job_id, "PYTHONHASHSEED": "0", SHIELD_VARIABLE: "1"}
+        # The ranks connect to each other directly, and gRPC would use a proxy that the environment names.
         if RANK_FRAMEWORKS[framework_of(options)].uses_grpc:
             self.child_environment |= without_proxy(environ)
         self.interrupted_s: float | None = None
@@ -169,6 +172,7 @@ class LaunchedHost:
             HostSampler(
                 self.plan.name,
                 scope=self.plan.placement.usage_scope,
+                # The processes of mpirun's ranks are not below this process, so their CPU time is not known.
                 starts_all=not self.plan.placement.are_ranks_given,
                 interval_s=self.plan.options.usage_interval_s,
             )
@@ -213,7 +217,7 @@ class LaunchedHost:
     def _make_trainer_endpoints(self) -> TrainerEndpoints | None:
         """Return what changes the number of endpoints on this trainer host. None if the number is fixed."""
         servers = self.plan.placement.servers
-        if self.pool is None or servers.num_at_start is None:
+        if self.pool is None or not servers.may_number_change:
             return None
         return TrainerEndpoints(
             self.pool,
@@ -312,7 +316,7 @@ class LaunchedHost:
         if own.generation == self.generation or own.decided is not None:
             return
         self.generation = own.generation
-        # The reason is an optional part of the status that this host has adopted.
+        # This host has adopted the generation from the status of another host, which may lack the reason.
         reason = "an unknown reason" if own.restarted_for is None else own.restarted_for.first_line
         limit = self.plan.options.job_restarts
         logger.warning("restart %d of at most %d of the trainer group, because of %s", self.generation, limit, reason)
@@ -448,8 +452,8 @@ class LaunchedHost:
         """
         with self.hub.membership() as membership:
             # Data hosts that joined and have left again count too, if they have sent a status.
-            left = [host.status for host in membership.joined_hosts.left if host.status is not None]
-            statuses, own = membership.statuses() + left, membership.own
+            statuses_of_left_hosts = [host.status for host in membership.joined_hosts.left if host.status is not None]
+            statuses, own = membership.statuses() + statuses_of_left_hosts, membership.own
         # Without an output folder, and outside of a platform, nobody reads the metrics of a host.
         if self.plan.options.output_dir is not None or self.plan.platform.folders.root.is_dir():
             write_metrics(self.output_folder, self.plan.cluster, own)

@@ -76,13 +76,14 @@ def register(
         ClusterError: If hosts are missing after the start timeout.
         PortError: If the main host cannot bind the port of its launcher.
     """
+    # Empty on the main host itself. Its own address is then the address that its default route has.
     main = registration.main_address
-    own = own_address(options.host or "", main or _ANY_ADDRESS, options.port, environ)
-    name = options.host or own
+    address = own_address(options.host or "", main or _ANY_ADDRESS, options.port, environ)
+    name = options.host or address
     joining = _JoiningHost(
         options, environ, name=name, group=registration.group, instance_type=registration.instance_type
     )
-    joining.address = own
+    joining.address = address
     if main:
         admission = joining.ask(main, options.port)
         if admission is None:
@@ -90,23 +91,23 @@ def register(
         document = admission.document
     else:
         registrar = Registrar(
-            joining.described(own),
+            joining.described(address),
             num_hosts=registration.num_hosts,
             groups=registration.groups,
             token=joining.token,
             tls=joining.tls,
             job_id=platform.job_name(),
         )
-        document = registrar.collect(own, options.port, joining.timings.start_timeout_s, joining.log.show)
+        document = registrar.collect(address, options.port, joining.timings.start_timeout_s, joining.log.show)
         # The registrar's description is the same for all hosts, so it lacks the current host.
         document |= {"current_host": name}
     return Joined(
         platform,
         document,
-        source=f"the registrar on {main or own}",
+        source=f"the registrar on {main or address}",
         roles=options.roles,
         job=platform.job_name(),
-        own_address=own,
+        own_address=address,
     )
 
 
@@ -153,15 +154,15 @@ class _JoiningHost:
             try:
                 # Resolved in each attempt, because the name may appear minutes after the start (F15).
                 address = resolve_address(peer)
-                own = self.address or own_address(self._name, address, port, self._environ)
+                address_of_this_host = self.address or own_address(self._name, address, port, self._environ)
                 request = JoinRequest(
-                    host=self.described(own),
+                    host=self.described(address_of_this_host),
                     version=__version__,
                     script_digest=script_digest(self._options),
                     options=shared_options(self._options, None),
                 )
                 found = ask_to_join(peer, join_address(address, port), request, token=self.token, tls=self.tls)
-                self.address = own
+                self.address = address_of_this_host
                 return found
             except ClusterError as error:
                 if time.monotonic() > deadline_s:

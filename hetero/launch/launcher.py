@@ -23,6 +23,7 @@ import errno
 import logging
 import os
 import signal
+import sys
 import traceback
 from pathlib import Path
 
@@ -34,7 +35,7 @@ from hetero.documents.files import make_output_folder, write_text
 from hetero.errors import ExitCode, HeteroError
 from hetero.launch.failure import reserved_space, shown_detail, write_failure
 from hetero.launch.host import JobEndsError, LaunchedHost, RestartError, StoppedEarlyError, cause_of
-from hetero.launch.ranks.leader import Follower, LocalLeader, meeting_name, rank_command
+from hetero.launch.ranks.leader import Follower, LocalLeader, meeting_name
 from hetero.launch.ranks.mpi_ranks import MpiStarter
 from hetero.launch.ranks.parent_launcher import find_parent, take_variables
 from hetero.launch.ranks.ranks import AgentStarter
@@ -102,19 +103,21 @@ def launch(options: LaunchOptions, cluster: ClusterSpec, *, platform: Platform) 
     name = meeting_name(
         parent, job_id=platform.job_id(cluster), host=cluster.current_host, base_dir=platform.folders.root
     )
-    # Under mpirun the launcher with local rank 0 forks. The child leads, and the parent follows, because mpirun kills
-    # its own processes too early. `hetero.launch.ranks.leader` explains this.
-    does_work_of_host = parent.local_rank == 0
-    child_pid = os.fork() if does_work_of_host and parent.gives_ranks else None
+    # The launcher with local rank 0 leads. Under mpirun, this launcher forks, its child leads, and the launcher itself
+    # follows. The reason: a quarter of a second after a process has failed, mpirun kills every process that it started.
+    # mpirun did not start the child, so the child lives long enough to report the failure.
+    must_fork = parent.local_rank == 0 and parent.gives_ranks
+    child_pid = os.fork() if must_fork else None
     is_child = child_pid == 0
     if is_child:
         # Leave the process group, because mpirun sends its signals there.
         os.setsid()
-    elif child_pid is not None or not does_work_of_host:
+    leads = is_child if must_fork else parent.local_rank == 0
+    if not leads:
         follower = Follower(
             parent,
             name,
-            command=rank_command(options.command),
+            command=[sys.executable, "-m", "hetero.launch.ranks.rank", *options.command],
             variables=variables,
             stopped_code=_stopped(options),
             leader_pid=child_pid,
@@ -189,8 +192,8 @@ def _lead_to_end(options: LaunchOptions, cluster: ClusterSpec, platform: Platfor
 def _run(host: LaunchedHost, failure_file: Path) -> int:
     """Do the work of this host by its role, and return the exit code. If the job fails, end with the root cause."""
     groups = host.plan.cluster.groups
-    shown = [f"{group.name}={group.instance_type}:{len(group.hosts)} ({group.role.value})" for group in groups]
-    logger.info("job %s: %s", host.plan.job_id, ", ".join(shown))
+    group_texts = [f"{group.name}={group.instance_type}:{len(group.hosts)} ({group.role.value})" for group in groups]
+    logger.info("job %s: %s", host.plan.job_id, ", ".join(group_texts))
     if host.plan.is_first_trainer:
         pairs = [(group.name, group.instance_type) for group in groups]
         roles = [group.role for group in groups]
@@ -210,7 +213,8 @@ def _run(host: LaunchedHost, failure_file: Path) -> int:
     except Exception as error:
         logger.exception("an error inside hetero")
         return _abort(host, _agreed(host, _internal(error, host.plan.name)), failure_file)
-    # A profile run requests its own stop when everything is measured. It then counts as successful, not as stopped.
+    # A profile run requests its own stop when everything is measured. Such a run is successful. If this host got a
+    # signal, it was stopped.
     requested_own_stop = host.plan.options.profile and host.interrupted_s is None
     return _stopped(host.plan.options) if host.was_stopped and not requested_own_stop else int(ExitCode.OK)
 

@@ -85,9 +85,11 @@ def plan(options: LaunchOptions, cluster: ClusterSpec, *, num_gpus: int, num_giv
     """
     service = find_service(options.data_service)
     has_data_hosts = bool(cluster.data_hosts)
-    has_trainer_endpoints = bool(trainer_endpoints_of(options, has_data_hosts=has_data_hosts))
-    # With emulated vCPUs, trainer hosts have endpoints even if the option does not ask for them.
-    trainers_have_endpoints = has_trainer_endpoints or options.emulate_sample_s is not None
+    # Loaders fetch their batches from endpoints, wherever these run. With emulated vCPUs, trainer hosts have endpoints
+    # even if the option does not ask for them. A data service such as tf.data.service has other servers.
+    trainer_endpoints = trainer_endpoints_of(options, has_data_hosts=has_data_hosts)
+    has_endpoints = bool(trainer_endpoints) or options.emulate_sample_s is not None
+    has_endpoints |= has_data_hosts and service.computes_batches
     framework = framework_of(options)
     num_by_default = num_gpus if RANK_FRAMEWORKS[framework].has_rank_per_gpu else 1
     # The first stated number counts: made by mpirun, given as an option, one per GPU. Else there is one rank.
@@ -97,10 +99,10 @@ def plan(options: LaunchOptions, cluster: ClusterSpec, *, num_gpus: int, num_giv
         num_ranks=num_ranks if cluster.role is Role.TRAINER else 0,
         num_gpus=num_gpus,
         framework=framework,
-        remote=trainers_have_endpoints or (has_data_hosts and service.computes_batches),
+        remote=has_endpoints,
         data_service=options.data_service if has_data_hosts else "",
         are_ranks_given=bool(num_given),
-        # Simulated hosts share a machine.
+        # Simulated hosts share a machine, so each one measures the resource use of its own process tree.
         usage_scope="tree" if "HETERO_SIMULATED" in os.environ else "host",
     )
 

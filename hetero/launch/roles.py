@@ -21,7 +21,7 @@ from hetero.launch.ranks.starter import RanksOptions
 from hetero.launch.reporting import progress
 from hetero.launch.reporting.metric_lines import log_metrics, progress_metrics
 from hetero.launch.reporting.profiling import JobProfile
-from hetero.launch.wanted_hosts import WantedHosts, window_of
+from hetero.launch.wanted_hosts import WantedHosts, totals_of
 from hetero.system.cgroups import usable_cpus
 from hetero.wire.channels import join_address
 
@@ -290,7 +290,7 @@ def _run_ranks(host: LaunchedHost, profile: JobProfile | None = None) -> None:
         generation=host.generation,
     )
     # Start the ranks and watch them until they have ended.
-    shown = _ShownProgress(host)
+    progress_log = _ShownProgress(host)
     # Time when this host learned of a request to stop.
     stopped_s = math.inf
     # Some data services need a watch, because the ranks would not notice for a long time that the service is lost.
@@ -316,7 +316,7 @@ def _run_ranks(host: LaunchedHost, profile: JobProfile | None = None) -> None:
                     logger.warning("a rank did not end in time; ending the ranks of this host")
                     return
             elif host.plan.is_first_trainer:
-                shown.show_if_due()
+                progress_log.show_if_due()
         with host.hub.membership() as membership:
             reported = {report.rank: report.failure for report in membership.own.ranks if report.failure}
         if status != 0:
@@ -329,7 +329,7 @@ def _run_ranks(host: LaunchedHost, profile: JobProfile | None = None) -> None:
         ranks.kill()
     if host.plan.is_first_trainer and profile is None:
         # In a short job this is the first progress line.
-        shown.show()
+        progress_log.show()
     logger.info("ranks are done")
 
 
@@ -368,8 +368,8 @@ def _waits_for_missing_ranks(host: LaunchedHost) -> bool:
     Ranks that have begun a step do not wait for others.
     """
     with host.hub.membership() as membership:
-        others = [status for status in membership.statuses(Role.TRAINER) if status.host != host.plan.name]
-        is_without_ranks = any(status.state is HostState.DONE and not status.ranks for status in others)
+        other_hosts = [status for status in membership.statuses(Role.TRAINER) if status.host != host.plan.name]
+        is_without_ranks = any(status.state is HostState.DONE and not status.ranks for status in other_hosts)
         has_begun = any(report.steps_started for report in membership.own.ranks)
         return membership.stop_requested and is_without_ranks and not has_begun
 
@@ -391,14 +391,18 @@ def _let_others_end(host: LaunchedHost, stopped_s: float) -> None:
 def _unfinished(host: LaunchedHost) -> str:
     """Return the ranks of other hosts that may still run, as text. On a host that is done, all ranks have ended."""
     with host.hub.membership() as membership:
-        others = [status for status in membership.statuses(Role.TRAINER) if status.host != host.plan.name]
-    running = [status for status in others if status.state not in (HostState.DONE, HostState.FAILED)]
+        other_hosts = [status for status in membership.statuses(Role.TRAINER) if status.host != host.plan.name]
+    running = [status for status in other_hosts if status.state not in (HostState.DONE, HostState.FAILED)]
     reports = [report for status in running for report in status.ranks]
     return ", ".join(str(report.rank) for report in reports if not report.finished)
 
 
 def _awaited_ends(reports: Sequence[RankReport], num_ranks: int) -> str:
-    """Return the ranks whose processes still run, as text, if all scripts have ended. Else return an empty text."""
+    """Return a text that names the ranks of this host, if all of their scripts have ended. Else return an empty text.
+
+    Call it while processes of ranks still run. A report does not show whether the process of its rank has ended.
+    """
+    # A rank reports `finished` when its script has ended.
     if len(reports) < num_ranks or not all(report.finished for report in reports):
         return ""
     names = ", ".join(str(report.rank) for report in reports)
@@ -430,15 +434,15 @@ class _ShownProgress:
         with self._host.hub.membership() as membership:
             trainers = membership.statuses(Role.TRAINER)
             endpoints = membership.endpoints()
-            others = membership.statuses(Role.DATA)
+            data_hosts = membership.statuses(Role.DATA)
             # The totals of the job include batches of data hosts that have left.
-            others += [gone.status for gone in membership.joined_hosts.left if gone.status is not None]
+            data_hosts += [gone.status for gone in membership.joined_hosts.left if gone.status is not None]
         found = progress.measure(trainers)
         if found is not None:
             logger.info("progress: %s", progress.describe(found))
         # Ranks that load their own data could not use a data host.
         is_remote = self._host.plan.placement.remote
-        wanted = self._wanted.observe(window_of(trainers, others, endpoints)) if is_remote else None
+        wanted = self._wanted.observe(totals_of(trainers, data_hosts, endpoints)) if is_remote else None
         log_metrics(progress_metrics(trainers, num_endpoints=len(endpoints), wanted=wanted))
 
 

@@ -18,7 +18,7 @@ from hetero.control.status import HostStatus
 from hetero.launch.reporting.summaries import longest_summary
 from hetero.metrics.headspace import needed_for_headspace
 
-__all__ = ["BATCHES_COUNTER", "BUSY_COUNTER", "Estimate", "WantedHosts", "Window", "window_of"]
+__all__ = ["BATCHES_COUNTER", "BUSY_COUNTER", "Estimate", "Totals", "WantedHosts", "totals_of"]
 
 BATCHES_COUNTER = "batches computed"
 BUSY_COUNTER = "milliseconds of computing batches"
@@ -43,8 +43,8 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """Totals since the start of the job. The difference of two such totals describes the time between them."""
+class Totals:
+    """Totals since the start of the job. The difference of two totals describes the window of time between them."""
 
     steps: Mapping[int, tuple[int, float]]
     """Number of measured steps and their seconds of compute, by rank, for the loader that has taken the most time."""
@@ -66,7 +66,7 @@ class WantedHosts:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._before: Window | None = None
+        self._before: Totals | None = None
         """Totals at the begin of the present window. None before the first call of `observe`."""
         self._began_s = clock()
         """Time when the present window began."""
@@ -74,18 +74,21 @@ class WantedHosts:
         self._numbers: collections.deque[tuple[float, float]] = collections.deque(maxlen=_MAX_WINDOWS)
         """Time of each window's end, and the number of data hosts that follows from the window."""
 
-    def observe(self, now: Window) -> Estimate | None:
+    def observe(self, now: Totals) -> Estimate | None:
         """Add the latest totals. Return an estimate, or None while there are fewer than three windows."""
         now_s = self._clock()
-        # Reports of ranks and of endpoints come at different times, so a window lasts until both have changed.
+        # Ranks and endpoints report at different times. The number is None until all ranks and some endpoint have made
+        # progress since the window began. Until then, the window goes on.
         number = None if self._before is None else _wanted_number(self._before, now)
+        # Without progress for a long time, the job pauses. Windows from before a pause may say nothing about the time
+        # after it.
         is_job_paused = number is None and now_s - self._began_s > _MAX_AGE_S
         if number is not None:
             self._numbers.append((now_s, number))
-        # Windows from before a pause may say nothing about the job after the pause.
         if is_job_paused:
             self._numbers.clear()
-        if number is not None or self._before is None or is_job_paused:
+        has_window_ended = number is not None or is_job_paused
+        if has_window_ended or self._before is None:
             self._before, self._began_s = now, now_s
         # Three windows are always kept. If windows last longer than a minute, there would be no estimate otherwise.
         while len(self._numbers) > _MIN_WINDOWS and now_s - self._numbers[0][0] > _MAX_AGE_S:
@@ -102,9 +105,9 @@ class WantedHosts:
         )
 
 
-def window_of(
+def totals_of(
     trainers: Sequence[HostStatus], others: Sequence[HostStatus], endpoints: Sequence[EndpointRecord]
-) -> Window:
+) -> Totals:
     """Return the totals in the last statuses of the hosts.
 
     Args:
@@ -118,7 +121,7 @@ def window_of(
         slots[record.host] += record.num_slots
     data_host_slots = [num_slots for host, num_slots in slots.items() if host not in trainer_names]
     all_counters = [status.counters for status in (*trainers, *others)]
-    return Window(
+    return Totals(
         steps={
             report.rank: (longest.num_steps_measured, longest.compute_total_s)
             for status in trainers
@@ -132,7 +135,7 @@ def window_of(
     )
 
 
-def _wanted_number(before: Window, now: Window) -> float | None:
+def _wanted_number(before: Totals, now: Totals) -> float | None:
     """Return how many data hosts the ranks would have needed, between two totals, to never wait for a batch.
 
     Return None if a rank took no step, or endpoints computed no batch, or no data host served in that time.

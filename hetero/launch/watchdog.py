@@ -52,6 +52,7 @@ class Watchdog:
         self._clock = clock
         self._main_id = threading.get_ident()
         self._ticked_s = self._checked_s = clock()
+        """Times of the last `tick` and of the last `check`."""
         self._end: tuple[float, int] | None = None
         """Time at which the watchdog ends this process, and the exit status. None before `expect_end`."""
         self._is_dumped = False
@@ -99,9 +100,14 @@ class Watchdog:
             self.expect_end(0.0, self._status())
 
     def _run(self) -> None:
-        """Check the main loop about once per second, and set the timer that works without Python threads."""
+        """Check the main loop about once per second.
+
+        If the interpreter is blocked, this thread does not run either. Therefore each pass sets a timer of
+        `faulthandler`, which works without Python threads, anew. The timer runs out only if there is no next pass, and
+        then writes the stacks of all threads to standard error.
+        """
         while not self._stopping.wait(_INTERVAL_S):
-            # Standard error may lack a descriptor.
+            # `faulthandler` raises if a program has replaced standard error by an object that is not a file.
             with contextlib.suppress(RuntimeError, ValueError, OSError):
                 faulthandler.dump_traceback_later(self._lease_s + 2 * _INTERVAL_S)
             self.check()

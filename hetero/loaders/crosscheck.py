@@ -216,9 +216,9 @@ class _OwnDataset:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code, also on a host without the data
             reason = f"here: {error}".partition("\n")[0]
         end_s = time.monotonic()
-        # Comparisons took t seconds since the data set was built, with the build. The next one, which builds it anew, may
-        # begin t / LATER_SHARE seconds from now. Comparisons therefore take about LATER_SHARE of the time, at most.
-        # When the build did not count, the first build anew came a second after two cheap batches. A loop with steps of
+        # Comparisons took t seconds since the data set was built, with the build. The next one, which builds it anew,
+        # may begin t / LATER_SHARE seconds from now. So comparisons take about LATER_SHARE of the time, at most. When
+        # the build did not count, the first build anew came a second after two cheap batches. A loop with steps of
         # 10 ms then waited 50 ms (bench_epoch_ends.py).
         self._spent_s += end_s - begin_s
         _due_s[spec] = end_s + self._spent_s / LATER_SHARE

@@ -1,7 +1,7 @@
 """Computes how many vCPUs, hosts or slots of endpoints make batches as fast as the accelerators use them.
 
-Plans, the report of a run, ``--trainer-endpoints auto``, and the number of data hosts for autoscalers use this formula.
-They differ in the way that they measure the two rates.
+Plans, the report of a run, and the number of data hosts for autoscalers use this formula. They differ in the way that
+they measure the two rates.
 """
 
 from __future__ import annotations

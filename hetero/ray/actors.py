@@ -100,16 +100,22 @@ class Coordinator:
         self._job_id = f"ray-{secrets.token_hex(4)}"
         self._address = node_address()
         self._changed = threading.Condition()
+        """Lock of the next attributes, which several threads use. Notified after each change."""
         self._port = self._rank_port = 0
+        """Ports of the hub for data hosts and for ranks. 0 until the hub listens."""
         self._failure = ""
+        """Why the service has failed. Empty before."""
         self._serving: list[str] = []
+        """Names of the data hosts that serve."""
         self._wanted: dict[str, int] | None = None
+        """The latest estimate of how many data hosts the job could use. None if `_scale` has handled it."""
         self._is_closing = False
         self._hosts: dict[int, Any] = {}
         """The actors of the data hosts, by number."""
-        self._num_started = 0
-        self._incarnations: dict[int, int] = {}
-        """Number of times that each data host was started."""
+        self._num_made = 0
+        """Number of data hosts that Ray was asked for, without repeated starts."""
+        self._num_starts: dict[int, int] = {}
+        """Number of times that each data host was started, by the number of the host."""
         self._child: Child | None = None
         try:
             folder = script_folder(order)
@@ -127,7 +133,7 @@ class Coordinator:
         )
 
     def start(self) -> str:
-        """Wait for the hub, then start the data hosts. Return the reason if the hub does not start, else nothing."""
+        """Wait for the hub, then start the data hosts. Return why the hub did not start, or an empty text."""
         with self._changed:
             self._changed.wait_for(lambda: self._port or self._failure, START_S)
             # The port is not known before the hub listens.
@@ -149,14 +155,16 @@ class Coordinator:
         }
 
     def host_admission(self, number: int) -> Admission:
-        """Return what a data host needs to join. Each start has a new name, because the old name may still count.
+        """Return what a data host needs to join.
+
+        Each start has a new name, because the hub may still count the host of the start before as a living host.
 
         Args:
             number: Number of the data host.
         """
         with self._changed:
-            count = self._incarnations[number] = self._incarnations.get(number, 0) + 1
-        name = f"data-{number}" if count == 1 else f"data-{number}-start{count}"
+            num_starts = self._num_starts[number] = self._num_starts.get(number, 0) + 1
+        name = f"data-{number}" if num_starts == 1 else f"data-{number}-start{num_starts}"
         return {**self.admission(), "host": name}
 
     def fail(self, reason: str) -> None:
@@ -211,8 +219,8 @@ class Coordinator:
 
     def _add(self) -> None:
         """Ask Ray for another data host. Does not wait for it."""
-        order, number = self._order, self._num_started
-        self._num_started += 1
+        order, number = self._order, self._num_made
+        self._num_made += 1
         options: dict[str, Any] = {"num_cpus": order.cpus_per_host, "max_restarts": -1, "max_concurrency": 4}
         # The first data hosts have bundles of the placement group. Ray places the other ones anywhere.
         if number < order.num_reserved:
@@ -222,8 +230,8 @@ class Coordinator:
             options["scheduling_strategy"] = "SPREAD"
             if order.label_selector is not None:
                 options["label_selector"] = order.label_selector
-        own = ray.get_runtime_context().current_actor
-        self._hosts[number] = ray.remote(DataHost).options(**options).remote(order, own, number)
+        coordinator = ray.get_runtime_context().current_actor
+        self._hosts[number] = ray.remote(DataHost).options(**options).remote(order, coordinator, number)
 
     def _end_all(self) -> None:
         """End the data hosts and the hub, in this order."""
@@ -250,19 +258,19 @@ class Coordinator:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._wanted or self._failure or self._is_closing)
-                wanted, self._wanted = self._wanted, None
+                estimate, self._wanted = self._wanted, None
                 has_failed, is_closing = bool(self._failure), self._is_closing
             if is_closing:
                 return
             if has_failed:
                 self._end_all()
                 return
-            if scaler is None or wanted is None:
+            if scaler is None or estimate is None:
                 continue
-            target = scaler.target(low=wanted["low"], high=wanted["high"], present=len(self._hosts))
+            target = scaler.target(low=estimate["low"], high=estimate["high"], present=len(self._hosts))
             if target != len(self._hosts):
                 write_line(
-                    f"the job could use {wanted['hosts']} data hosts ({wanted['low']} to {wanted['high']}); "
+                    f"the job could use {estimate['hosts']} data hosts ({estimate['low']} to {estimate['high']}); "
                     f"changing their number from {len(self._hosts)} to {target}"
                 )
             while len(self._hosts) < target:
@@ -292,12 +300,11 @@ class DataHost:
             return
         admission: Admission = ray.get(coordinator.host_admission.remote(number))
         self._name = admission["host"]
-        own = [f"--join={admission['launcher']}", f"--host={self._name}", f"--join-group={_GROUP}"]
+        flags_of_host = [f"--join={admission['launcher']}", f"--host={self._name}", f"--join-group={_GROUP}"]
+        # Several data hosts may share a node, so each launcher has a free port.
+        command = ["-m", "hetero.cli", "launch", *order.flags, *flags_of_host, f"--port={free_port()}"]
         self._child = Child(
-            [
-                *("-m", "hetero.cli", "launch", *order.flags, *own, f"--port={free_port()}"),
-                *(*script_words(order.script, is_module=order.is_module), "--", *order.script_args),
-            ],
+            [*command, *script_words(order.script, is_module=order.is_module), "--", *order.script_args],
             token=Token(admission["token"]),
             folder=folder,
             variables={"HETERO_JOB_ID": admission["job_id"]},
@@ -316,6 +323,7 @@ class DataHost:
         if child.was_asked_to_stop or child.exit_code == ExitCode.OK:
             return
         reason = _explained(f"data host {self._name}", child)
+        # The next start would end in the same way.
         if child.exit_code in _FINAL:
             self._coordinator.fail.remote(reason)
             return
@@ -337,12 +345,14 @@ def script_folder(order: ServiceOrder) -> str:
         ConfigError: If neither folder has the script.
     """
     own, driver = Path.cwd(), Path(order.driver_folder)
-    names = order.script.split(".")
+    package, _, _ = order.script.partition(".")
     for folder in (own, driver):
-        if (folder / order.script).is_file() if not order.is_module else _has_module(folder, names[0]):
+        has_script = _has_module(folder, package) if order.is_module else (folder / order.script).is_file()
+        if has_script:
             return str(folder)
     if order.is_module:
-        find_script(order.script, is_module=True)  # a module that is installed
+        # The module must be installed then, and Python finds an installed module from any folder.
+        find_script(order.script, is_module=True)
         return str(own)
     raise ConfigError(
         f"the script {order.script!r} is not on node {node_address()}\n"

@@ -74,6 +74,7 @@ class Child:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
         self._sent: set[signal.Signals] = set()
+        """Signals that `stop` was called with. If it was called before the start, the process is not started."""
         self._ended = threading.Event()
         self.exit_code: int | None = None
         """Exit code as `subprocess` returns it. RESOURCES if the process could not be started. None while it runs, and
@@ -99,7 +100,8 @@ class Child:
         Args:
             number: The signal.
         """
-        # The lock keeps `_run` from starting the process between these lines, which would then miss the signal.
+        # Without the lock, `_run` might start the process after the check for a process, and the process would never
+        # get the signal.
         with self._lock:
             is_new = number not in self._sent
             self._sent.add(number)
@@ -169,6 +171,8 @@ def _own_environ() -> dict[str, str]:
     its start, the user has set the limit, and children inherit it.
     """
     left_out = {*_NOT_FOR_CHILDREN}
+    # `os.environ` also has the variables that Ray has set later. /proc/self/environ has only the variables of the
+    # start, each with a zero byte at its end.
     is_limit_of_user = any(line.startswith(f"{_THREADS}=".encode()) for line in _AT_START.read_bytes().split(b"\0"))
     if not is_limit_of_user:
         left_out.add(_THREADS)

@@ -58,6 +58,8 @@ def import_ray() -> Any:
     """
     try:
         import ray
+
+        # `import ray` alone does not import this module.
         import ray.util.scheduling_strategies
     except ImportError as error:
         raise ConfigError("a job on Ray needs Ray, which is not installed; pip install 'hetero[ray]'") from error
@@ -119,10 +121,12 @@ def _connect(ray: Any) -> None:
 
 def exit_code_of(error: Exception) -> ExitCode:
     """Return the exit code of a host whose actor did not answer. No other function translates Ray's errors to codes."""
-    # Ray keeps here the error that the actor's own code has raised.
+    # If the code of the actor has raised an error, Ray's error has the original error in this attribute.
     cause = getattr(error, "cause", None)
     if isinstance(cause, HeteroError):
         return cause.exit_code
+    # Compare names, because not every version of Ray has all of these classes. A class may also be the base of the
+    # error.
     found = (_CODES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _CODES)
     return next(found, ExitCode.ORPHANED)
 
@@ -171,7 +175,8 @@ def _nodes_of(ray: Any) -> str:
     kinds = Counter(
         " ".join(f"{name}:{resources[name]:g}" for name in _SHOWN if name in resources) for resources in nodes
     )
-    shown = [f"{count} with {kind or 'neither'}" for kind, count in kinds.most_common()]
+    # A node may have neither CPUs nor GPUs for jobs, as heads of clusters often do.
+    node_texts = [f"{count} with {kind or 'neither'}" for kind, count in kinds.most_common()]
     total, free = ray.cluster_resources(), ray.available_resources()
     parts = [f"{name} {free.get(name, 0):g} of {total[name]:g}" for name in _SHOWN if total.get(name)]
-    return f"{counted(len(nodes), 'node')} ({', '.join(shown)}); free: {', '.join(parts) or 'nothing'}"
+    return f"{counted(len(nodes), 'node')} ({', '.join(node_texts)}); free: {', '.join(parts) or 'nothing'}"

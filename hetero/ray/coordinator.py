@@ -42,7 +42,7 @@ from hetero.errors import ClusterError, HeteroError
 from hetero.launch.control_plane import first_status, session_options
 from hetero.launch.reporting.metric_lines import log_metrics, progress_metrics
 from hetero.launch.reporting.progress import interval_s
-from hetero.launch.wanted_hosts import WantedHosts, window_of
+from hetero.launch.wanted_hosts import WantedHosts, totals_of
 from hetero.system import logs
 from hetero.system.process import SignalWaiter, allow_descriptors, bind_to_parent
 
@@ -68,6 +68,7 @@ class LivingRanks:
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
         self._seen: dict[int, tuple[RankReport, float]] = {}
+        """The last report of each rank, and when it arrived, in monotonic seconds."""
 
     def of(self, reports: Sequence[RankReport], now_s: float) -> tuple[RankReport, ...]:
         """Return the reports of ranks that still report.
@@ -77,9 +78,9 @@ class LivingRanks:
             now_s: Monotonic seconds.
         """
         for report in reports:
-            seen = self._seen.get(report.rank)
-            # Each report that arrives is a new object.
-            if seen is None or seen[0] is not report:
+            last_seen = self._seen.get(report.rank)
+            # Each report that arrives is a new object. If the object is the same, the rank has not reported again.
+            if last_seen is None or last_seen[0] is not report:
                 self._seen[report.rank] = report, now_s
         return tuple(report for report in reports if now_s - self._seen[report.rank][1] <= self._patience_s)
 
@@ -97,10 +98,11 @@ class _Coordinator:
         self._hosts: list[str] = []
         """The data hosts that served at the last call of `_follow`."""
         # This process has no ranks of its own to start, so it trains from the start.
-        own = dataclasses.replace(first_status(address, options, None), state=HostState.TRAINING)
+        own_status = dataclasses.replace(first_status(address, options, None), state=HostState.TRAINING)
         group = InstanceGroup(name=_GROUP, instance_type="", hosts=(address,), role=Role.TRAINER)
+        # For the data hosts, this process is the only trainer host. The workers of Ray Train are its ranks.
         self.hub = Hub(
-            Membership([Member(host=address, role=Role.TRAINER)], own, timings=timings, clock=time.monotonic),
+            Membership([Member(host=address, role=Role.TRAINER)], own_status, timings=timings, clock=time.monotonic),
             address=address,
             port=0,
             resolve=_no_address,
@@ -119,7 +121,7 @@ class _Coordinator:
         with self.hub, SignalWaiter((signal.SIGTERM, signal.SIGINT)) as waiter:
             _tell({"port": self.hub.port, "rank_port": self.hub.rank_port})
             ticks = 0
-            # At least two ticks per heartbeat, so that each heartbeat has a new one.
+            # Wake at least twice per heartbeat. Then each heartbeat has a new number of ticks.
             while not (signals := waiter.wait(min(0.5, self._timings.heartbeat_s / 2))):
                 ticks += 1
                 # Change the ticks, because data hosts consider a launcher stuck if its ticks stay the same.
@@ -141,7 +143,7 @@ class _Coordinator:
             ranks = self._living.of(membership.own.ranks, now_s)
             if len(ranks) < len(membership.own.ranks):
                 membership.update(ranks=ranks)
-            own, endpoints = membership.own, membership.endpoints()
+            own_status, endpoints = membership.own, membership.endpoints()
             data_hosts = membership.statuses(Role.DATA)
             # The totals of the job include batches of data hosts that have left.
             data_hosts += [gone.status for gone in membership.joined_hosts.left if gone.status is not None]
@@ -150,11 +152,11 @@ class _Coordinator:
             self._hosts = serving
             _tell({"hosts": serving})
         # Without ranks, there is nothing to estimate the demand from.
-        if now_s < self._next_estimate_s or not own.ranks:
+        if now_s < self._next_estimate_s or not own_status.ranks:
             return
         self._next_estimate_s = now_s + self._interval_s
-        estimate = self._wanted.observe(window_of([own], data_hosts, endpoints))
-        log_metrics(progress_metrics([own], num_endpoints=len(endpoints), wanted=estimate))
+        estimate = self._wanted.observe(totals_of([own_status], data_hosts, endpoints))
+        log_metrics(progress_metrics([own_status], num_endpoints=len(endpoints), wanted=estimate))
         if estimate is not None:
             _tell({"wanted": {"hosts": estimate.hosts, "low": estimate.low, "high": estimate.high}})
 

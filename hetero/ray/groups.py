@@ -33,6 +33,7 @@ def parse_group(text: str) -> ElasticGroup:
     Raises:
         ConfigError: If the text is malformed.
     """
+    # With MIN..MAX, parse the text with MIN alone, as for a group whose number of hosts does not change.
     bounds = _BOUNDS.fullmatch(text)
     stated = parse_stated_group(text if bounds is None else bounds[1] + bounds[2])
     resources = resources_of(stated)

@@ -40,19 +40,21 @@ class HeadWatch:
         self, address: str, *, log_line: Callable[[str], object], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.exit_code = int(ExitCode.ORPHANED)
-        """Exit code of this process if the head is lost."""
+        """Exit code of this process if the head is lost. The caller sets the job's exit code when the job has ended."""
         self._address = address
         self._log_line = log_line
         self._clock = clock
         self._silent_since_s: float | None = None
-        self._is_reported = False
+        """Time of the first look without an answer, in monotonic seconds. None while the head answers."""
+        self._is_silence_logged = False
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="head", daemon=True)
         try:
             reconnect_s = float(os.environ.get(RECONNECT_VARIABLE, ""))
         except ValueError:
             reconnect_s = _RECONNECT_S
-        # This is 45 s by default (F45). After 60 s Ray would end this process with another exit code.
+        # Ray itself ends this process after ``reconnect_s``, with another exit code. End the process earlier, after 45
+        # s by default (F45).
         self._limit_s = 0.75 * reconnect_s
 
     def __enter__(self) -> HeadWatch:
@@ -67,8 +69,10 @@ class HeadWatch:
         """Check the head again and again. If the head is lost, log the loss and end this process."""
         while not self._is_closed.wait(CHECK_S):
             if (loss := self.loss()) and not self._is_closed.is_set():
-                is_cause = self.exit_code == ExitCode.ORPHANED
-                self._log_line(f"error HET-{self.exit_code}: {loss}" if is_cause else f"the job had ended, but {loss}")
+                # When the job has ended, its exit code replaces ORPHANED, and the loss no longer changes the result.
+                has_job_ended = self.exit_code != ExitCode.ORPHANED
+                line = f"the job had ended, but {loss}" if has_job_ended else f"error HET-{self.exit_code}: {loss}"
+                self._log_line(line)
                 # End this process here, because the main thread may wait for Ray. Ray would go on waiting for the head.
                 os._exit(self.exit_code)
 
@@ -77,17 +81,18 @@ class HeadWatch:
         now_s = self._clock()
         why = self._why_silent()
         if not why:
-            if self._is_reported:
+            if self._is_silence_logged:
                 self._log_line("the head of the Ray cluster answers again")
-            self._silent_since_s, self._is_reported = None, False
+            self._silent_since_s, self._is_silence_logged = None, False
             return ""
         if self._silent_since_s is None:
             self._silent_since_s = now_s
         silent_s = now_s - self._silent_since_s
         if silent_s >= self._limit_s:
             return f"the head of the Ray cluster at {self._address} has not answered for {silent_s:.0f} s: {why}"
-        if silent_s >= min(LOG_INTERVAL_S, self._limit_s / 2) and not self._is_reported:
-            self._is_reported = True
+        # Log the silence once, but not a short one. If the limit is short, log it well before the limit.
+        if silent_s >= min(LOG_INTERVAL_S, self._limit_s / 2) and not self._is_silence_logged:
+            self._is_silence_logged = True
             self._log_line(f"the head of the Ray cluster at {self._address} does not answer: {why}; waiting for it")
         return ""
 

@@ -45,7 +45,7 @@ _SHORT_LIFE_S = 60.0
 _MAX_FAILURES = 3
 """After so many short lives in a row, no data host is added for `_PAUSE_S`."""
 _PAUSE_S = 300.0
-_TAKEN = (128 + signal.SIGTERM, ExitCode.ORPHANED)
+_LOST_CODES = (128 + signal.SIGTERM, ExitCode.ORPHANED)
 """Exit codes of launchers of data hosts that ended because of their node or its network."""
 _PORTS = range(20_000, 30_000)
 """A job on Ray takes one of these ports, because another job may have a launcher on the same node. Ray's own processes
@@ -69,8 +69,8 @@ def run(options: LaunchOptions) -> int:
     roles = assign_roles(
         [(group.stated.name, group.stated.instance_type) for group in groups], options.roles, "--group"
     )
-    fixed = [group for group, role in zip(groups, roles, strict=True) if role is Role.TRAINER]
-    if any(group.max_hosts > group.stated.count for group in fixed):
+    trainer_groups = [group for group, role in zip(groups, roles, strict=True) if role is Role.TRAINER]
+    if any(group.max_hosts > group.stated.count for group in trainer_groups):
         raise ConfigError("--group: only a data group can have MIN..MAX hosts, because the number of ranks is fixed")
     # By default, Ray drops a log line of a host if another host has logged the same line with other numbers.
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
@@ -100,7 +100,7 @@ class _Host:
     """Whether its launcher was asked to start."""
     exit_code: int | None = None
     """None until the host has ended or was lost."""
-    is_silent: bool = False
+    could_not_report: bool = False
     """Whether the host could not report why it ended, because it was lost or its launcher was killed."""
     is_leaving: bool = False
     """Whether a data host was asked to leave, because the job needs fewer."""
@@ -127,6 +127,8 @@ class Job:
         self._ray = ray
         self._actors = ray.remote(JobHost)
         self._options = options
+        # Another job may have a launcher on the same node. So instead of the default port, which all jobs have, this
+        # job takes a random one.
         has_default_port = options.port == LaunchOptions(script=options.script).port
         self._port = secrets.choice(_PORTS) if has_default_port else options.port
         self._groups = groups
@@ -137,11 +139,12 @@ class Job:
         """All hosts that the job ever had."""
         self._bundles: dict[str, list[int]] = {}
         """Bundles of the placement group, by name of their instance group."""
-        self._waiting: dict[Any, Callable[[Any], None]] = {}
+        self._pending: dict[Any, Callable[[Any], None]] = {}
         """The function to call with each pending answer of an actor, by Ray's reference to the answer."""
         self._num_short_lives = 0
         """Number of data hosts in a row that have ended shortly after their start."""
         self._paused_until_s = 0.0
+        """Time until which no data host is added, in monotonic seconds."""
         self._elastic = next((group for group in groups if group.max_hosts > group.stated.count), None)
         if self._elastic is not None:
             self._scaler = Scaler(Bounds(min_hosts=self._elastic.stated.count, max_hosts=self._elastic.max_hosts))
@@ -149,13 +152,15 @@ class Job:
         self._num_signals = 0
 
     def __enter__(self) -> Job:
-        self._before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        # `signal.signal` returns the earlier handler, which `__exit__` restores.
+        self._handlers = {each: signal.signal(each, self._on_signal) for each in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Let the launchers that still run end for a while, end their actors, and give the resources back to Ray."""
         # The stack calls each of these functions even if another one fails.
         with contextlib.ExitStack() as stack:
-            for number, handler in self._before.items():
+            for number, handler in self._handlers.items():
                 stack.callback(signal.signal, number, handler)
             if self._placement is not None:
                 stack.callback(self._ray.util.remove_placement_group, self._placement)
@@ -167,14 +172,15 @@ class Job:
             closed = [
                 host.actor.close.remote(grace_s)
                 for host in living
-                if host.is_started and host.placed_s is not None and not host.is_silent
+                if host.is_started and host.placed_s is not None and not host.could_not_report
             ]
             if closed:
                 self._ray.wait(closed, num_returns=len(closed), timeout=grace_s + CHECK_S)
 
     def run(self) -> int:
         """Place the hosts, follow them to the end, and return the exit code of the job."""
-        # The job was asked to stop before all hosts were there, or a host was lost, whose exit code counts then.
+        # If a host was lost before all hosts were there, end with the code of this loss. If the job was asked to stop,
+        # end with the code of a process that SIGTERM has ended.
         if not (self._place() and self._find_addresses()):
             codes = (host.exit_code for host in self._hosts if host.exit_code is not None)
             return self._of_stop(next(codes, 128 + signal.SIGTERM))
@@ -213,6 +219,7 @@ class Job:
 
     def _find_addresses(self) -> bool:
         """Wait until all actors run, and record their addresses. Return False after a loss or a request to stop."""
+        # An actor answers this call when Ray has started it on its node.
         pending = {host.actor.address.remote(): host for host in self._hosts}
         deadline_s = time.monotonic() + self._options.start_timeout_s
         while pending:
@@ -247,6 +254,7 @@ class Job:
         options: dict[str, Any] = {
             "num_cpus": resources["CPU"],
             "num_gpus": resources.get("GPU", 0),
+            # An actor runs methods at the same time: `run` lasts as long as the launcher, and `demand` waits too.
             "max_concurrency": 8,
             "runtime_env": {"env_vars": ACTOR_VARIABLES},
         }
@@ -261,10 +269,19 @@ class Job:
     def _start(self, host: _Host, order: JobHostOrder) -> None:
         host.is_started = True
         host.actor.guard.remote()
-        self._waiting[host.actor.run.remote(order)] = functools.partial(self._record_end, host)
+        self._pending[host.actor.run.remote(order)] = functools.partial(self._record_end, host)
 
     def _order(self, host: _Host, where: Sequence[str], cluster: object) -> JobHostOrder:
-        """Return what an actor needs to run its launcher."""
+        """Return what an actor needs to run its launcher.
+
+        The arguments may contain the texts ``{folder}`` and ``{port}``. Only the actor knows the folder of its files
+        and a free port of its node, and puts them in place of these texts.
+
+        Args:
+            host: The host of the actor.
+            where: Arguments that say how the launcher finds the other hosts.
+            cluster: Description of the cluster for the file ``cluster.json``. Empty for a host that joins.
+        """
         options = self._options
         gpus = resources_of(host.group.stated).gpus
         # Launchers do not get ``--sigterm-ok``, which is for the exit code of this command. A data host that leaves
@@ -288,11 +305,10 @@ class Job:
         self._ask_for_demand(0)
         stop_at_s: float | None = None
         while any(host.exit_code is None for host in self._trainers):
-            # One call waits for the ends of all hosts and for the next estimate, so also an added host that cannot
-            # start is noticed.
-            ready, _ = self._ray.wait(list(self._waiting), timeout=POLL_S)
+            # This call waits for any answer: the end of a host, the next estimate, or the place of an added host.
+            ready, _ = self._ray.wait(list(self._pending), timeout=POLL_S)
             for reference in ready:
-                self._waiting.pop(reference)(reference)
+                self._pending.pop(reference)(reference)
             if self._num_signals and stop_at_s is None:
                 stop_at_s = time.monotonic() + _STOP_S
                 say("asked to stop: asking every launcher to stop")
@@ -304,7 +320,7 @@ class Job:
                 say(f"{why}: ending the launchers")
                 return int(ExitCode.SHUTDOWN_OVERRAN)
             self._replace_lost()
-        self._bring_home()
+        self._fetch_results()
         return self._of_stop(self._exit_code())
 
     def _of_stop(self, code: int) -> int:
@@ -326,22 +342,26 @@ class Job:
         else:
             say(f"the launcher of {host.name} ended with {code}")
             host.exit_code = code if code >= 0 else 128 - code
-            host.is_silent = code < 0
+            host.could_not_report = code < 0
         if host.role is Role.DATA:
             self._retire(host)
 
     def _record_loss(self, host: _Host, error: Exception) -> None:
         """Record that a host was lost, with the exit code for the error of its actor."""
-        host.is_silent = True
+        host.could_not_report = True
         host.exit_code = int(exit_code_of(error))
         if not host.is_leaving:
             say(f"host {host.name} was lost: {summary(error)}")
 
     def _retire(self, host: _Host) -> None:
-        """Give back the resources of a data host that has ended. Record whether to replace it."""
+        """Give back the resources of a data host that has ended. Record whether to replace it.
+
+        A data host is replaced if its node or its network was lost. A data host whose launcher failed would fail again.
+        """
         # Free the bundle at once, because a host that replaces this one uses it again.
         host.bundle = None
-        self._waiting[host.actor.close.remote(0.0)] = functools.partial(self._forget, host)
+        self._pending[host.actor.close.remote(0.0)] = functools.partial(self._forget, host)
+        # The job needs no replacement.
         if self._is_ending or host.is_leaving:
             return
         lived_s = 0.0 if host.placed_s is None else time.monotonic() - host.placed_s
@@ -352,7 +372,7 @@ class Job:
                 f"{self._num_short_lives} data hosts in a row have ended shortly after their start; no data host is "
                 f"added for {_PAUSE_S:.0f} s"
             )
-        host.is_to_be_replaced = host.is_silent or host.exit_code in _TAKEN
+        host.is_to_be_replaced = host.could_not_report or host.exit_code in _LOST_CODES
 
     def _replace_lost(self) -> None:
         """Ask Ray for data hosts in place of data hosts that were lost."""
@@ -374,11 +394,12 @@ class Job:
         host.actor = None
 
     def _exit_code(self) -> int:
-        """Return the code of the first trainer host that failed. All launchers report the cause of the job's end.
+        """Return the code of the first trainer host that failed, or 0.
 
-        The loss of a host or of a launcher is the code only if no launcher has reported one.
+        All launchers of a job end with the code of the root cause. A host that was lost has no such code, so the code
+        of its loss counts only if all trainer hosts were lost.
         """
-        reported = [host.exit_code for host in self._trainers if not host.is_silent]
+        reported = [host.exit_code for host in self._trainers if not host.could_not_report]
         if not reported:
             return self._trainers[0].exit_code or 0
         return next((code for code in reported if code), 0)
@@ -386,7 +407,7 @@ class Job:
     def _ask_for_demand(self, after: int) -> None:
         if self._elastic is not None:
             reference = self._trainers[0].actor.demand.remote(after)
-            self._waiting[reference] = functools.partial(self._follow_demand, self._elastic)
+            self._pending[reference] = functools.partial(self._follow_demand, self._elastic)
 
     def _follow_demand(self, group: ElasticGroup, reference: Any) -> None:
         """Add data hosts, or let one leave, after an estimate. Ask for the next estimate."""
@@ -426,7 +447,7 @@ class Job:
         """Ask Ray for another data host, and start its launcher, which joins the job."""
         host = self._make_host(group)
         say(f"asking Ray for {host.name}, {why}")
-        self._waiting[host.actor.address.remote()] = functools.partial(self._record_placed, host)
+        self._pending[host.actor.address.remote()] = functools.partial(self._record_placed, host)
         address = f"{self._trainers[0].name}:{self._port}"
         where = [f"--join={address}", f"--join-group={group.stated.name}", "--port={port}"]
         self._start(host, self._order(host, where, {}))
@@ -440,13 +461,13 @@ class Job:
             return
         host.placed_s = time.monotonic()
 
-    def _bring_home(self) -> None:
-        """Bring the results of the first trainer and the ledgers of all trainers to the output folder."""
+    def _fetch_results(self) -> None:
+        """Write the results of the first trainer host and the ledgers of all trainer hosts to the output folder."""
         folder = self._options.output_dir or Path("runs") / self._id
         written: list[str] = []
         for host in self._trainers:
             patterns = RESULTS if host is self._trainers[0] else LEDGERS
-            if host.is_silent:
+            if host.could_not_report:
                 say(f"{host.name} was lost, and with it its {'report' if patterns is RESULTS else 'ledger'}")
                 continue
             try:

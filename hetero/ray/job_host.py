@@ -195,6 +195,8 @@ class JobHost:
         if match := _WANTED.search(line):
             with self._changed:
                 self._figures[match[1]] = int(match[2])
+                # The launcher logs each figure of an estimate in a separate line. With the last one, the estimate is
+                # complete.
                 if match[1] == _LAST_FIGURE:
                     self._num_estimates += 1
                     self._changed.notify_all()

@@ -102,6 +102,7 @@ class DataService:
             ray.init()
         self._coordinator: Any = None
         self._placement: Any = None
+        # A copy of this object in a worker is no owner, and cannot shut the service down.
         self._is_owner = True
         try:
             self._placement = _place(ray, self._order, start_timeout_s)
@@ -151,8 +152,7 @@ class DataService:
         Raises:
             DataPlaneError: If the service has ended or failed.
         """
-        found: list[str] = self.call("serving")
-        return found
+        return list(self.call("serving"))
 
     def wait_serving(self, num_hosts: int | None = None, *, timeout_s: float = 300.0) -> None:
         """Wait until data hosts serve.
@@ -212,7 +212,7 @@ class DataService:
         coordinator, self._coordinator = self._coordinator, None
         placement, self._placement = self._placement, None
         if not ray.is_initialized():
-            # Ray has ended everything with the connection.
+            # When the driver disconnected, Ray ended the actors and removed the placement group.
             return
         # The stack calls each of these functions even if another one fails or is interrupted.
         with contextlib.ExitStack() as stack:
@@ -290,7 +290,7 @@ def _place(ray: Any, order: ServiceOrder, timeout_s: float) -> Any:
 
 def _translated(error: Exception) -> HeteroError:
     """Return the error for a failure of a call to the coordinator's actor."""
-    # Ray keeps here the error that the code of the actor has raised.
+    # If the code of the actor has raised an error, Ray's error has the original error in this attribute.
     cause = getattr(error, "cause", None)
     if isinstance(cause, HeteroError):
         return cause

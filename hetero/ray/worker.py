@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,7 @@ def connect(order: ServiceOrder, call: Callable[[str], Any]) -> None:
         # This process is connected to the same service already.
         if _connected is not None and _connected[0] == admission["job_id"] and sessions.current() is _connected[1]:
             return
+        # A session that no earlier call has opened is the session of a rank of `hetero launch`.
         has_other_session = sessions.current() is not None and _connected is None
         if os.environ.get(LAUNCHER_VARIABLE) or has_other_session:
             raise ConfigError("hetero launch has started this process; expected a worker that Ray Train has started")
@@ -110,9 +112,11 @@ def _open_session(admission: Admission, rank: int, world_size: int) -> RankSessi
 
 def _watch(call: Callable[[str], Any], session: RankSession) -> None:
     """Make loaders raise if the service fails or ends. Without this thread, loaders would wait for the data timeout."""
-    closed = threading.Event()
-    while not closed.wait(CHECK_S) and sessions.current() is session:
-        error: HeteroError
+    while True:
+        time.sleep(CHECK_S)
+        # The session has ended, or this worker has connected to another service.
+        if sessions.current() is not session:
+            return
         try:
             failure = call("failure")
             if not failure:
@@ -134,11 +138,16 @@ def _watch(call: Callable[[str], Any], session: RankSession) -> None:
 
 
 def _register_datasets(order: ServiceOrder) -> None:
-    """Import the script, unless a module of this process is the script and has registered data sets."""
+    """Import the script, unless a module of this process is the script and has registered data sets.
+
+    In a batch, the classes that the script defines have no module name, because endpoints run the script under another
+    name. `set_script_module` says which module of this process has these classes. `load_script` does this too.
+
+    ``sys.path`` and ``sys.argv`` of the worker stay, except for entries that the script needs for its later imports.
+    """
     from hetero.ray.actors import script_folder
 
     folder = script_folder(order)
-    before = list(sys.path)
     if order.is_module:
         if folder not in sys.path:
             sys.path.insert(0, folder)
@@ -152,17 +161,19 @@ def _register_datasets(order: ServiceOrder) -> None:
     path = (Path(folder) / order.script).resolve()
     # The place of a data set is FILE:LINE. If the script has registered one, this process has run the script already.
     if any(get_factory(name).place.rpartition(":")[0] == str(path) for name in registered()):
+        # Copy the items, because another thread may import a module meanwhile.
         for name, module in list(sys.modules.items()):
             if name != "__main__" and Path(getattr(module, "__file__", None) or "/").resolve() == path:
                 set_script_module(name)
         return
-    arguments = list(sys.argv)
-    # Add an entry, because `load_script` replaces the first one and Ray's entry must stay.
+    arguments, search_path = list(sys.argv), list(sys.path)
+    # `load_script` replaces the first entry of the search path by the script's folder. Ray's first entry must stay, so
+    # give `load_script` another one to replace.
     sys.path.insert(0, "")
     try:
         load_script(str(path), order.script_args, host="a worker of Ray Train")
     except BaseException:
-        sys.path[:] = before
+        sys.path[:] = search_path
         raise
     finally:
         sys.argv[:] = arguments

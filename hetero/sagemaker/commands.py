@@ -41,6 +41,8 @@ def simulate(namespace: argparse.Namespace, *, data: Mapping[str, Path], vcpus: 
         )
     request = read_request(namespace.request)
     names = {field.name for field in dataclasses.fields(config.LaunchOptions)} - {"output_dir", "script", "script_args"}
+    # The launch options that the command line states. The parser sets options that are not given to None or an empty
+    # list.
     stated = {name: value for name in names if (value := getattr(namespace, name, None)) not in (None, [])}
     logs.setup_logging(group="simulate", host="", role="", level=namespace.log_level or "info")
     output_dir = Path(namespace.output_dir or Path("runs") / slug(request.name))

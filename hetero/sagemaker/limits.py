@@ -13,7 +13,7 @@ from hetero.documents.files import parse_yaml
 
 __all__ = ["Limit", "breaches", "limits", "values_at"]
 
-_STEP = re.compile(r"(\w+)|(\[\])|(\{keys\})|(\{\})|\.")
+_STEP = re.compile(r"(?P<name>\w+)|(?P<items>\[\])|(?P<keys>\{keys\})|(?P<values>\{\})|\.")
 _MAX_SHOWN = 3
 
 
@@ -69,22 +69,25 @@ def values_at(document: Any, path: str) -> Iterator[tuple[str, Any]]:
     # Follow the path step by step, from the whole document to all values that the steps so far lead to.
     found = [("", document)]
     for step in _STEP.finditer(path):
+        # Dots only separate steps.
         if step[0] != ".":
             found = [pair for exact_path, value in found for pair in _inside(exact_path, value, step)]
     yield from found
 
 
 def _inside(exact_path: str, value: Any, step: re.Match[str]) -> Iterator[tuple[str, Any]]:
-    """Yield the exact path and the value of everything that one step of a limit's path leads to from a value."""
-    name, is_items, is_keys, _ = step.groups()
-    if is_items:
-        if isinstance(value, list):
-            yield from ((f"{exact_path}[{index}]", item) for index, item in enumerate(value))
-    elif isinstance(value, Mapping):
-        if name is None:
-            yield from ((f"{exact_path}[{key!r:.60}]", key if is_keys else item) for key, item in value.items())
-        elif value.get(name) is not None:
-            yield f"{exact_path}.{name}" if exact_path else name, value[name]
+    """Yield the exact path and the value of everything that one step of a limit's path leads to from a value.
+
+    A step is the name of a member, ``[]`` for the items of a list, or ``{keys}`` or ``{}`` for the keys or values of an
+    object.
+    """
+    kind, name = step.lastgroup, step[0]
+    if kind == "items" and isinstance(value, list):
+        yield from ((f"{exact_path}[{index}]", item) for index, item in enumerate(value))
+    elif kind == "name" and isinstance(value, Mapping) and value.get(name) is not None:
+        yield f"{exact_path}.{name}" if exact_path else name, value[name]
+    elif kind in ("keys", "values") and isinstance(value, Mapping):
+        yield from ((f"{exact_path}[{key!r:.60}]", key if kind == "keys" else item) for key, item in value.items())
 
 
 def breaches(document: Mapping[str, Any], limit: Limit) -> str | None:
@@ -100,5 +103,5 @@ def breaches(document: Mapping[str, Any], limit: Limit) -> str | None:
             found.append(f"{exact_path}: {reason}")
     if not found:
         return None
-    more = f", and {len(found) - _MAX_SHOWN} more" if len(found) > _MAX_SHOWN else ""
-    return "; ".join(found[:_MAX_SHOWN]) + more
+    rest_text = f", and {len(found) - _MAX_SHOWN} more" if len(found) > _MAX_SHOWN else ""
+    return "; ".join(found[:_MAX_SHOWN]) + rest_text

@@ -44,10 +44,10 @@ def plan(
 ) -> list[Any]:
     """Return the instance groups of the best cluster for an estimator's job, and log the reason.
 
-    The trainer hosts and the names of their groups stay as the estimator states them. If the estimator already has
-    groups of data hosts, the plan replaces their types and numbers, and keeps their names, because channels may name
-    these groups. If data hosts do not pay, the function returns the groups of trainer hosts alone. The estimator does
-    not change.
+    The number of trainer hosts and the names of their groups stay as the estimator states them. Their type stays too,
+    unless a type of its family with more vCPUs is better. If the estimator already has groups of data hosts, the plan
+    replaces their types and numbers, and keeps their names, because channels may name these groups. If data hosts do
+    not pay, the function returns the groups of trainer hosts alone. The estimator does not change.
 
     Args:
         estimator: An estimator of SDK 2 or a ``ModelTrainer`` of SDK 3.
@@ -86,7 +86,7 @@ def plan(
             "the estimator uses spot instances, but the plan counts the prices as given; if they are on-demand prices, "
             "give the spot prices of all types as prices=['TYPE=USD', ...]"
         )
-    # Convert the plan's groups. The trainer groups may have another type, but keep their names and numbers.
+    # Convert the plan's groups. The trainer groups keep their names and numbers, and get the type that the plan chose.
     (trainer_type,) = {group.instance_type for group in found.chosen.groups if group.role == Role.TRAINER.value}
     groups = [dataclasses.replace(group, instance_type=trainer_type) for group in trainers]
     names = [group.name for group in data]
@@ -102,8 +102,11 @@ def plan(
 def _groups_by_role(adapter: Adapter, roles: Sequence[str]) -> tuple[list[RequestGroup], list[RequestGroup]]:
     """Return the groups of trainer hosts, which have one type, and the groups of data hosts."""
     groups = list(adapter.groups())
+    # An estimator without instance groups. The plan may add a group of data hosts, so its only group needs a real name.
     if [group.name for group in groups] == [ONLY_GROUP]:
         return [dataclasses.replace(groups[0], name="trainer")], []
+    # The hyperparameters may state roles. They must name a script, which an estimator gets from `prepare` only later.
+    # Here any name will do.
     stated = check_hyperparameters(
         {"hetero_script": "-", **adapter.hyperparameters()}, "the estimator's hyperparameters"
     )
@@ -144,6 +147,7 @@ def _options_of(options: dict[str, Any], trainers: Sequence[RequestGroup]) -> Pl
 
 
 def _profile_of(profile: object, catalogue: Catalogue) -> Profile:
+    """Return the caller's profile, or read it from a path. Raise `ConfigError` for an object of another type."""
     if isinstance(profile, Profile):
         return profile
     if not isinstance(profile, (str, Path)):
@@ -177,14 +181,16 @@ def _free_name(name: str, taken: set[str]) -> str:
 
 def _log(found: Plan) -> None:
     """Log the answer, its notes, and the options that `prepare` needs for it."""
-    # A program without logging shows only warnings, so the answer that nothing changes is one.
+    # A program that has not set up logging shows only warnings. If the plan changes nothing, the user sees no new
+    # groups either, so log this answer as a warning.
     is_same = found.chosen.groups == found.baseline.groups
     logger.log(logging.WARNING if is_same else logging.INFO, "%s", found.answer)
     for note in found.notes:
         logger.info("note: %s", note)
     options = {"endpoints_per_host": found.chosen.endpoints_per_host}
+    # The plan chooses a number of endpoints on trainer hosts only for a job with data hosts.
     if any(group.role == Role.DATA.value for group in found.chosen.groups):
         options["trainer_endpoints"] = found.chosen.local_endpoints
-    given = ", ".join(f"{name}={value}" for name, value in options.items() if value is not None)
-    if given:
-        logger.info("the plan needs these options: prepare(estimator, %s)", given)
+    options_text = ", ".join(f"{name}={value}" for name, value in options.items() if value is not None)
+    if options_text:
+        logger.info("the plan needs these options: prepare(estimator, %s)", options_text)

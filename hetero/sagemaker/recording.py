@@ -80,11 +80,11 @@ def sdk_version(estimator: object) -> int:
 
 def copy_of(estimator: _Estimator) -> _Estimator:
     """Return a copy whose lists and dicts are also copies, because ``fit`` and ``train`` add to some of these."""
-    double = copy.copy(estimator)
+    estimator_copy = copy.copy(estimator)
     for name, value in vars(estimator).items():
         if isinstance(value, dict | list):
-            setattr(double, name, copy.copy(value))
-    return double
+            setattr(estimator_copy, name, copy.copy(value))
+    return estimator_copy
 
 
 def is_local(estimator: Any) -> bool:
@@ -146,10 +146,10 @@ def record(estimator: Any, inputs: Any = None, *, job_name: str | None = None) -
 
 def _fit(estimator: Any, inputs: Any, session: Any, job_name: str | None) -> None:
     """Call ``fit`` of a copy of the estimator, so that the SDK makes its request for the recording session."""
-    double = copy_of(estimator)
-    double.sagemaker_session = session
+    estimator_copy = copy_of(estimator)
+    estimator_copy.sagemaker_session = session
     with contextlib.suppress(_Recorded):
-        double.fit(inputs, wait=False, logs=False, job_name=job_name)
+        estimator_copy.fit(inputs, wait=False, logs=False, job_name=job_name)
 
 
 def _train(trainer: Any, inputs: Any, session: Any, local_data: dict[str, Path]) -> None:
@@ -163,21 +163,21 @@ def _train(trainer: Any, inputs: Any, session: Any, local_data: dict[str, Path])
     """
     from sagemaker.core.utils import utils  # type: ignore[import-untyped,unused-ignore]
 
-    double = copy_of(trainer)
-    double.sagemaker_session = session
-    double.input_data_config = _with_s3_uris(double.input_data_config, local_data)
+    trainer_copy = copy_of(trainer)
+    trainer_copy.sagemaker_session = session
+    trainer_copy.input_data_config = _with_s3_uris(trainer_copy.input_data_config, local_data)
     # In some versions of the SDK, the whole process shares the first client. Remove this client during the call. Then
     # the SDK makes an offline client. Restore the first client afterwards for the user.
     instances = type(utils.SageMakerClient)._instances
     with CLIENT_LOCK:
-        kept = instances.pop(utils.SageMakerClient, None)
+        client_of_user = instances.pop(utils.SageMakerClient, None)
         try:
             with contextlib.suppress(_Recorded):
-                double.train(_with_s3_uris(inputs, local_data), wait=False, logs=False)
+                trainer_copy.train(_with_s3_uris(inputs, local_data), wait=False, logs=False)
         finally:
             instances.pop(utils.SageMakerClient, None)
-            if kept is not None:
-                instances[utils.SageMakerClient] = kept
+            if client_of_user is not None:
+                instances[utils.SageMakerClient] = client_of_user
 
 
 def _session(answers: _Answers, region: str, original: Any) -> Any:
@@ -196,6 +196,7 @@ def _session(answers: _Answers, region: str, original: Any) -> Any:
     boto_session = boto3.Session(aws_access_key_id="none", aws_secret_access_key="none", region_name=region)
     # botocore validates a call before this event, so a malformed request fails here too.
     boto_session.events.register("before-call", answers)
+    # Take over the settings of the user's session that change requests: its default bucket and the SDK's defaults.
     arguments = {
         "default_bucket": getattr(original, "_default_bucket", None)
         or getattr(original, "_default_bucket_name_override", None),
@@ -203,8 +204,8 @@ def _session(answers: _Answers, region: str, original: Any) -> Any:
         "sagemaker_config": getattr(original, "sagemaker_config", None),
         "settings": getattr(original, "settings", None),
     }
-    given = {name: value for name, value in arguments.items() if value is not None}
-    session = Session(boto_session=boto_session, **given)
+    stated_arguments = {name: value for name, value in arguments.items() if value is not None}
+    session = Session(boto_session=boto_session, **stated_arguments)
     # The SDK does not send telemetry through botocore, so the handler above would not see it.
     session.sagemaker_config = _without_telemetry(session.sagemaker_config)
     return session
@@ -213,8 +214,9 @@ def _session(answers: _Answers, region: str, original: Any) -> Any:
 def _without_telemetry(defaults: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the SDK's defaults with telemetry off.
 
-    The event handler cannot intercept telemetry, because the SDK does not send telemetry through botocore. `_Recorded`
-    skips only the telemetry of a success. The SDK also reports errors.
+    The SDK does not send telemetry through botocore, so the recording session's event handler cannot intercept it. When
+    a request is recorded, the exception `_Recorded` ends the SDK's call before the SDK reports a success. But the SDK
+    would still report an error, for example of invalid inputs.
     """
     settings = dict(defaults or {"SchemaVersion": "1.0"})
     # Copy each level of the settings down to the one with the switch, because the user's settings must not change.
@@ -318,11 +320,11 @@ def _with_s3_uris(value: Any, local_data: dict[str, Path]) -> Any:
         return {name: _with_s3_uris(item, local_data) for name, item in value.items()}
     # A TrainingInput of SDK 2 has the channel of the request as a dict.
     if isinstance(getattr(value, "config", None), dict):
-        double = copy.deepcopy(value)
-        source = double.config.get("DataSource", {}).get("S3DataSource", {})
+        input_copy = copy.deepcopy(value)
+        source = input_copy.config.get("DataSource", {}).get("S3DataSource", {})
         if isinstance(source.get("S3Uri"), str):
             source["S3Uri"] = _s3_uri_for(source["S3Uri"], local_data)
-        return double
+        return input_copy
     # InputData, Channel and S3DataSource of SDK 3 have the input in one of these attributes.
     for name in ("data_source", "s3_data_source", "s3_uri"):
         inner = getattr(value, name, None)

@@ -83,6 +83,7 @@ class TrainingRequest:
     def parameter(self, name: str) -> Any:
         """Return the value of a hyperparameter, decoded from the SDK's JSON. None if it is missing."""
         text = self.hyperparameters.get(name, "null")
+        # A text that is not JSON was not encoded by an SDK.
         try:
             return json.loads(text)
         except ValueError:
@@ -102,9 +103,10 @@ class TrainingRequest:
         found = _decode(_Request, document, source)
         stated = cast("dict[str, Any]", document)
         groups = found.resource_config.instance_groups
+        # Without groups, the request has one type and count for all hosts, which are the only group then.
         if not groups:
-            whole = {"InstanceGroupName": ONLY_GROUP, **stated["ResourceConfig"]}
-            groups = (_decode(RequestGroup, whole, source, "ResourceConfig"),)
+            only_group = {"InstanceGroupName": ONLY_GROUP, **stated["ResourceConfig"]}
+            groups = (_decode(RequestGroup, only_group, source, "ResourceConfig"),)
         return cls(
             name=found.training_job_name,
             groups=groups,
@@ -189,6 +191,7 @@ def _spelled(name: str) -> str:
 
 
 def _decode(cls: type[_T], value: object, source: str, path: str = "") -> _T:
+    """Return a part of a request as a record. Raise `ConfigError` with advice if the part is malformed."""
     try:
         return decode(cls, value, path=path, spelling=_spelled, is_foreign=True)
     except ConfigError as error:

@@ -61,8 +61,8 @@ class _Job:
     """The last job that was submitted for a run."""
 
     name: str
-    is_open: bool = False
-    """Whether the job may run. False: it ended without instances, or none was submitted."""
+    may_run: bool = False
+    """Whether the job may run or may have run. False if no job was submitted, or the job ended without instances."""
 
 
 class _Made(NamedTuple):
@@ -148,23 +148,26 @@ class EstimatorExecutor:
         self._billed_since.pop(run.run_id, None)
         job = _Job(name=noted_job(folder, digest_of(run)))
         try:
+            # Follow the job of an earlier start, if there is one.
             if job.name:
-                job.is_open = True
+                job.may_run = True
                 logger.info("following %s, which an earlier start of the study submitted", job.name)
                 self._enter(job.name, client)
                 description = follow(client, job.name, sleep=self._sleep_s, on_description=note_start)
                 # If the job ended without instances, submit it again. A study that was killed while its job waited once
                 # recorded CapacityError as the result of the run.
-                job.is_open = not _lacked_instances(description)
-            if not job.is_open:
+                job.may_run = not _lacked_instances(description)
+            if not job.may_run:
+                # This sets `job.name` and `job.may_run` for each attempt, and returns when a job has its instances.
                 self._submit(run, made, folder, job)
                 self._enter(job.name, client)
                 description = follow(client, job.name, sleep=self._sleep_s, on_description=note_start)
         except Exception as error:
-            # End the study, because the job may still run. Expired credentials once made a running job a failed run
-            # that cost USD 0, and a later start submitted a second job beside it.
-            if job.is_open and not isinstance(error, CapacityError):
+            # If the job may still run, end the study, and follow the job at the next start. Expired credentials once
+            # made a running job a failed run that cost USD 0, and a later start submitted a second job beside it.
+            if job.may_run and not isinstance(error, CapacityError):
                 raise _lost(job.name, folder, error) from error
+            # A mistake of the user or of this machine would fail all further runs too.
             if isinstance(error, (ConfigError, MemoryError)):
                 raise
             # If the service rejects a job, the run has failed, and the study goes on.
@@ -232,19 +235,23 @@ class EstimatorExecutor:
         """Submit the job of a run, again after each shortage, and wait until the job has its instances."""
 
         def note(job_name: str) -> None:
+            """Record a job that `submit` has submitted."""
             # A new name means a new attempt, so the job of the attempt before got no instances.
             self._leave(job.name)
-            job.name, job.is_open = job_name, True
+            job.name, job.may_run = job_name, True
             # Write the name as soon as it is known. If the study is killed, its next start then follows the job instead
             # of paying for a second one.
             write_text(folder / JOB_FILE_NAME, json.dumps({"job_name": job_name, "digest": digest_of(run)}) + "\n")
             self._enter(job_name, made.estimator.sagemaker_session.sagemaker_client)
 
         def wait(seconds: float) -> None:
-            # Only the wait for the next attempt is this long, so the job has ended without instances.
+            """Wait for `submit`. Raise `_StoppedError` if the study was asked to stop and no job may run."""
+            # `submit` waits a few seconds between two looks at a job, and at least FIRST_WAIT_S before the next
+            # attempt. Before the next attempt, the last job has ended without instances.
             if seconds >= FIRST_WAIT_S:
-                job.is_open = False
-            if self._is_stopped.is_set() and not job.is_open:
+                job.may_run = False
+            # A job that may run is stopped by `stop`, and `submit` then notices its end.
+            if self._is_stopped.is_set() and not job.may_run:
                 raise _StoppedError("the study was asked to stop before the job had instances")
             self._sleep_s(seconds)
 
@@ -339,9 +346,11 @@ def _lost(job_name: str, folder: Path, error: Exception) -> ConfigError:
 def _failed(run: PlannedRun, error: Exception, started_at: str) -> RunResult:
     """Return the result of a run whose job did not begin."""
     code = error.exit_code if isinstance(error, HeteroError) else ExitCode.SCRIPT_FAILED
-    text = first_line(error) if isinstance(error, HeteroError) else f"{type(error).__name__}: {error}"
-    if isinstance(error, CapacityError):
-        text = one_line(str(error), 500)
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, HeteroError):
+        # The further lines of a CapacityError say which instance types are missing and why. Those of other errors are
+        # advice.
+        text = str(error) if isinstance(error, CapacityError) else first_line(error)
     return RunResult(
         run_id=run.run_id,
         state=FAILED,
@@ -407,7 +416,8 @@ def _phases(description: Mapping[str, Any]) -> dict[str, float]:
 def _final_metrics(description: Mapping[str, Any], began: object) -> list[LoggedMetric]:
     """Return the last value of each metric that the service read from the logs, except hetero's own figures.
 
-    They lack a wall-clock time, because they do not say when the metric reached this value first.
+    The time of a value is the time of its last log line, in seconds since the start of the job. Its wall-clock time
+    stays unknown. A study would take that for the time when the metric reached the value, which may have been earlier.
     """
     found = []
     for each in description.get("FinalMetricDataList", ()):

@@ -11,17 +11,17 @@ import pytest
 from hetero.control.members.directory import EndpointRecord
 from hetero.control.status import HostStatus, RankReport
 from hetero.documents.records import decode
-from hetero.launch.wanted_hosts import BATCHES_COUNTER, BUSY_COUNTER, WantedHosts, Window, window_of
+from hetero.launch.wanted_hosts import BATCHES_COUNTER, BUSY_COUNTER, Totals, WantedHosts, totals_of
 from hetero.metrics.steps import StepSummary
 
 
 def totals(
     at_s: float, *, compute_s: float = 0.1, batch_s: float = 1.0, num_ranks: int = 2, slots: float = 4, trainer: int = 0
-) -> Window:
+) -> Totals:
     """Return the totals of a job whose ranks never wait."""
     steps = int(at_s / compute_s)
     batches = steps * num_ranks
-    return Window(
+    return Totals(
         steps=dict.fromkeys(range(num_ranks), (steps, steps * compute_s)),
         num_batches=batches,
         busy_s=batches * batch_s,
@@ -30,7 +30,7 @@ def totals(
     )
 
 
-def estimate(windows: list[Window]) -> Any:
+def estimate(windows: list[Totals]) -> Any:
     wanted = WantedHosts()
     return [wanted.observe(window) for window in windows][-1]
 
@@ -42,9 +42,9 @@ def test_number_follows_from_demand_and_cost_of_a_batch() -> None:
 
 
 def test_ranks_that_wait_do_not_ask_for_less() -> None:
-    def starved(at_s: float) -> Window:  # a tenth of the steps, with the same compute in each
+    def starved(at_s: float) -> Totals:  # a tenth of the steps, with the same compute in each
         steps = int(at_s)
-        return Window(
+        return Totals(
             steps={0: (steps, 0.1 * steps)},
             num_batches=steps,
             busy_s=1.0 * steps,
@@ -68,7 +68,7 @@ def test_interval_covers_what_varies() -> None:
         after = totals(at_s)
         busy_s = before.busy_s + (after.num_batches - before.num_batches) * batch_s
         windows.append(
-            Window(
+            Totals(
                 steps=after.steps,
                 num_batches=after.num_batches,
                 busy_s=busy_s,
@@ -91,7 +91,7 @@ def test_interval_covers_what_varies() -> None:
         [totals(at_s, num_ranks=0) for at_s in (0, 10, 20, 30, 40)],
     ],
 )
-def test_too_little_is_no_estimate(windows: list[Window]) -> None:
+def test_too_little_is_no_estimate(windows: list[Totals]) -> None:
     assert estimate(windows) is None
 
 
@@ -163,9 +163,9 @@ def test_totals_are_those_of_the_last_statuses() -> None:
     def endpoint(name: str, number: int) -> EndpointRecord:
         return EndpointRecord(endpoint_id=f"{name}/{number}", host=name, address="127.0.0.1:1", incarnation="i")
 
-    found = window_of(
+    found = totals_of(
         [host("dnn", 1, 500, ranks=(report,))],
         [host("data-1", 10, 4000), host("data-2", 5, 2000)],
         [endpoint("dnn", 0), endpoint("data-1", 0), endpoint("data-1", 1), endpoint("data-2", 0)],
     )
-    assert found == Window(steps={1: (10, 3.0)}, num_batches=16, busy_s=6.5, slots_per_data_host=1.5, trainer_slots=1)
+    assert found == Totals(steps={1: (10, 3.0)}, num_batches=16, busy_s=6.5, slots_per_data_host=1.5, trainer_slots=1)

@@ -50,6 +50,8 @@ def find_platform(environ: Mapping[str, str], *, cluster_file: str | None = None
     else:
         kind = extensions.find(extensions.PLATFORMS, name)
         if kind is None:
+            # The name of a driver is valid too, but only in commands that run a whole job, such as `hetero launch
+            # --platform ray`.
             known = ", ".join([*extensions.names(extensions.PLATFORMS), *extensions.names(extensions.DRIVERS)])
             raise ConfigError(f"platform {name!r:.60}: unknown name, expected one of {known}")
         found = kind(environ)

@@ -49,7 +49,7 @@ class AwsBatch(Platform):
                 f"1 to {MAX_HOSTS} nodes, numbered from 0",
             )
         groups = self._groups(num_nodes)
-        # A node has no other node to find. This check comes after the others, which also hold for one node.
+        # A single node has no other node to find. Return only now, because the checks above are also for a single node.
         if num_nodes == 1:
             return None
         is_main = index == main_index

@@ -56,14 +56,14 @@ class JobSet(Pod):
                 "make the manifest with hetero render jobset, or set the variable in all replicated jobs",
             )
         # Check that this pod belongs to a group of the job.
-        own = self.environ["REPLICATED_JOB_NAME"]
+        own_job = self.environ["REPLICATED_JOB_NAME"]
         names = [group.name for group in groups]
-        if own not in names:
-            guess = close(own, names)
+        if own_job not in names:
+            guess = close(own_job, names)
             raise self._error(
-                f"replicated job {own!r:.80}, and {GROUPS_VARIABLE} has {listing(names)}",
+                f"replicated job {own_job!r:.80}, and {GROUPS_VARIABLE} has {listing(names)}",
                 "a group with the name of each replicated job",
-                f"write {own!r:.80} for {guess!r}" if guess else "correct the variable",
+                f"write {own_job!r:.80} for {guess!r}" if guess else "correct the variable",
             )
         if self._index("JOB_INDEX", default="0") != 0:
             raise self._error(
@@ -72,7 +72,7 @@ class JobSet(Pod):
                 "make the manifest with hetero render jobset",
             )
         # Nothing lists the pods of other groups. Their names follow by rule.
-        host = self._host(own, self._index("JOB_COMPLETION_INDEX"))
+        host = self._host(own_job, self._index("JOB_COMPLETION_INDEX"))
         documents = [
             group_document(group.name, group.instance_type, [self._host(group.name, i) for i in range(group.count)])
             for group in groups
@@ -126,7 +126,8 @@ class JobSet(Pod):
 def replicated_job(request: RenderRequest, group: StatedGroup, role: Role) -> list[str]:
     """Return the replicated job of a group, with one pod per host."""
     is_data, is_spot = role is Role.DATA, request.is_spot(group)
-    # A data host that restarts joins again. On spot nodes, `_SPOT_FAILURES` needs the other policy.
+    # With OnFailure, Kubernetes restarts a data host that fails, and the host joins the job again. On spot nodes, the
+    # manifest has a podFailurePolicy, which Kubernetes accepts only with Never. The Job then makes a new pod instead.
     restart_policy = "OnFailure" if is_data and not is_spot else "Never"
     return [
         f"- name: {text(group.name)}  # {group.instance_type}",

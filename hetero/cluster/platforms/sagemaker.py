@@ -211,6 +211,7 @@ def _as_driver(value: Any) -> str:
 
 
 def _decode(content: bytes, source: str) -> dict[str, object]:
+    """Return the JSON object in a file's content. Raise `ConfigError` if the content is anything else."""
     try:
         document = json.loads(content)
     except (ValueError, RecursionError) as error:

@@ -78,10 +78,10 @@ class Slurm(Platform):
         else:
             groups = self._divided(components[0], stated)
         # Do not use SLURM_NODEID, because it counts over all components under one srun.
-        own = self.environ.get("SLURMD_NODENAME", "")
-        if not own:
+        own_node = self.environ.get("SLURMD_NODENAME", "")
+        if not own_node:
             raise self._error("SLURMD_NODENAME is not set", "the name of this node", "start the launcher with srun")
-        return self._described(groups, own)
+        return self._described(groups, own_node)
 
     @property
     def folders(self) -> Folders:
@@ -180,10 +180,10 @@ class Slurm(Platform):
         """
         component_of: dict[str, int] = {}
         for number, nodes in enumerate(components):
-            twice = next((node for node in nodes if node in component_of), None)
-            if twice is not None:
+            shared_node = next((node for node in nodes if node in component_of), None)
+            if shared_node is not None:
                 raise self._error(
-                    f"node {twice} belongs to the components {component_of[twice]} and {number}",
+                    f"node {shared_node} belongs to the components {component_of[shared_node]} and {number}",
                     "each node in one component",
                     "request the nodes with --exclusive, or with constraints that no node meets twice",
                 )
@@ -334,7 +334,8 @@ def _parts(text: str) -> Iterator[str]:
     """Yield the parts between the commas that are outside of brackets."""
     depth = begin = 0
     for at, character in enumerate(text):
-        depth += (character == "[") - (character == "]")
+        # Node lists have no brackets inside of brackets.
+        depth += {"[": 1, "]": -1}.get(character, 0)
         if depth not in (0, 1):
             raise ValueError(f"the brackets of {text!r:.60} do not match")
         if character == "," and depth == 0:
@@ -406,29 +407,34 @@ def _time(hours: float) -> str:
 
 
 def _steps(request: RenderRequest) -> list[str]:
-    """Return the lines that start the launchers, and end the script with the job's exit code."""
+    """Return the lines that start the launchers, and end the script with the job's exit code.
+
+    One ``srun`` starts the launchers of all groups. Sites with ``disable_hetero_steps`` forbid this. For them the user
+    sets ``separate_steps``, and each group gets an ``srun``.
+    """
     options = "--ntasks-per-node=1 --kill-on-bad-exit=0 --no-kill"
     command = request.shell_command
     numbers = range(len(request.groups))
-    start = [f'exit_code="{_EXIT_CODE}"', 'rm -f "$exit_code"', "code=0"]
+    first_lines = [f'exit_code="{_EXIT_CODE}"', 'rm -f "$exit_code"', "code=0"]
     if len(numbers) == 1:
         steps = [f"srun {options} {command} || code=$?"]
     elif not request.separate_steps:
         steps = [f"srun --het-group={','.join(map(str, numbers))} {options} {command} || code=$?"]
     else:
+        # Wait for every srun, and keep the exit code of the first one in the list that failed.
         steps = [
             "steps=()",
             *(f"srun --het-group={number} {options} {command} & steps+=($!)" for number in numbers),
             'for step in "${steps[@]}"; do',
-            "    own=0",
-            '    wait "$step" || own=$?',
-            '    [ "$code" -ne 0 ] || code=$own',
+            "    step_code=0",
+            '    wait "$step" || step_code=$?',
+            '    [ "$code" -ne 0 ] || code=$step_code',
             "done",
         ]
     return [
-        *start,
+        *first_lines,
         *steps,
-        "# srun ends with the code of a lost data node too. The first trainer writes down how the job ended.",
+        "# srun ends with the code of a lost data node too. The first trainer writes the job's code to a file.",
         'exit "$(cat "$exit_code" 2> /dev/null || echo "$code")"',
     ]
 
@@ -438,7 +444,7 @@ def _output(*command: str) -> str:
     if shutil.which(command[0]) is None:
         return ""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=CALL_TIMEOUT_S, check=False)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=CALL_TIMEOUT_S, check=False)
     except (OSError, subprocess.SubprocessError, ValueError):
         return ""
-    return done.stdout if done.returncode == 0 else ""
+    return process.stdout if process.returncode == 0 else ""

@@ -67,15 +67,16 @@ class Vertex(Platform):
             raise self._error(
                 f"cluster is {spec.get('cluster')!r:.100}", "workerpool0 and others, each with its hosts as HOST:PORT"
             )
-        own, index = str(task.get("type", "")), task.get("index")
+        own_pool, index = str(task.get("type", "")), task.get("index")
         if isinstance(index, str) and index.isascii() and index.isdigit():
             index = int(index)
-        if own not in pools or not isinstance(index, int) or not 0 <= index < len(pools[own]):
+        if own_pool not in pools or not isinstance(index, int) or not 0 <= index < len(pools[own_pool]):
             raise self._error(f"task is {dict(task)!r:.100}", f"the pool and the index of a host of {', '.join(pools)}")
         types = self._types(spec)
         groups = [group_document(name, types.get(name, ""), hosts) for name, hosts in pools.items()]
-        # Pool 0 decides how the job ends, so it trains. A pool without accelerators serves a pool with accelerators.
-        return self._described(groups, pools[own][index], roles=("workerpool0=trainer",))
+        # The end of pool 0 is the end of the job, so this pool must train. The other pools get their roles from their
+        # names and types, as groups of any platform do.
+        return self._described(groups, pools[own_pool][index], roles=("workerpool0=trainer",))
 
     @property
     def folders(self) -> Folders:
@@ -140,7 +141,7 @@ class Vertex(Platform):
                 f"--spot {request.spot[0]}: Vertex AI has spot capacity only for all pools of a job; --spot is missing "
                 f"for {', '.join(missing)}\n  to do: give --spot for every group, or for none"
             )
-        token = request.settings.get("token", {}).get("", "")
+        token = request.setting("token")
         if not token.startswith("gs://"):
             raise ConfigError(
                 "--token gs://BUCKET/PATH: missing, expected a file in Cloud Storage with the job's token, which only "
@@ -226,10 +227,10 @@ def _pool(request: RenderRequest, group: StatedGroup, count: int, token: str, co
     machine = [f"machineType: {text(found['machine'])}"]
     accelerator, count_text = found["kind"], found["count"]
     # Some machine types have accelerators that the name does not state.
-    known = machine_of(group)
-    if not accelerator and known is not None and known.num_accelerators:
-        accelerator = _ACCELERATORS[known.accelerator or "", known.accelerator_memory_gib]
-        count_text = str(known.num_accelerators)
+    machine_info = machine_of(group)
+    if not accelerator and machine_info is not None and machine_info.num_accelerators:
+        accelerator = _ACCELERATORS[machine_info.accelerator or "", machine_info.accelerator_memory_gib]
+        count_text = str(machine_info.num_accelerators)
     if accelerator:
         machine += [f"acceleratorType: {accelerator}", f"acceleratorCount: {count_text}"]
     mounted_token = "/gcs/" + token.removeprefix("gs://")

@@ -59,7 +59,8 @@ class Volcano(Pod):
                 "the hosts of each task",
                 "add the plugin svc: [] to the job, as hetero render volcano does",
             )
-        # Volcano writes the names of tasks in variables in this way.
+        # Volcano turns the name of a task into a part of the variable's name. Compare in the form that `_tasks`
+        # returns.
         stated = {group.name.replace("-", "_").lower(): group for group in stated_groups(self.environ)}
         unknown = sorted(set(stated) - set(tasks))
         if unknown:
@@ -128,7 +129,7 @@ class Volcano(Pod):
             ConfigError: If the image is missing, or a name cannot be the name of a pod.
         """
         check_pods(request, "a Volcano job or of its tasks")
-        queue = request.settings.get("queue", {}).get("", "")
+        queue = request.setting("queue")
         total = sum(group.count for group in request.groups)
         lines = [
             *head(request, "Volcano"),

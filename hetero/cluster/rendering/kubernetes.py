@@ -179,8 +179,9 @@ def _resources(group: StatedGroup) -> list[str]:
     gpus = stated.gpus or (machine.num_accelerators if machine is not None else 0)
     # A pod that requests more than half of a node is alone on the node.
     if machine is not None and machine.vcpus is not None:
-        cpus = machine.vcpus // 2 + 1
-        gib = int(machine.memory_gib or 2 * _CPU_GIB * machine.vcpus) // 2 + 1
+        # If the memory of the node is not known, assume twice the least memory of a node with as many vCPUs.
+        node_gib = machine.memory_gib or 2 * _CPU_GIB * machine.vcpus
+        cpus, gib = machine.vcpus // 2 + 1, int(node_gib) // 2 + 1
         comment = f"more than half of {group.instance_type}, so each pod has a separate node"
     elif stated.cpus:
         cpus, gib, comment = stated.cpus, _CPU_GIB * stated.cpus, "state the memory that your data set needs"
@@ -188,7 +189,8 @@ def _resources(group: StatedGroup) -> list[str]:
         cpus, gib, comment = _GPU_CPUS * gpus, _GPU_GIB * gpus, "state what your nodes have for each pod"
     else:
         return [f"resources: {{}}  # {group.instance_type}: state its requests, or select its nodes"]
-    # With a limit of CPUs, a data host counts the CPUs that it may use, and runs as many endpoints.
+    # A data host runs as many endpoints as it may use CPUs. Without a limit, a pod may use all CPUs of its node.
+    # Kubernetes gives GPUs only to a pod with a limit of GPUs. Such a host trains, and may use all CPUs.
     limits: dict[str, int | None] = {}
     if gpus:
         limits = {"nvidia.com/gpu": gpus}

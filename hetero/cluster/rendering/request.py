@@ -89,10 +89,11 @@ class RenderRequest:
         """Return whether a group is on capacity that the platform may take back."""
         return group.name in self.spot
 
-    def setting(self, name: str, group: StatedGroup) -> str:
-        """Return the setting of a group, or else of all groups, whose group name is empty. Empty without either."""
-        found = self.settings.get(name, {})
-        return found.get(group.name, found.get("", ""))
+    def setting(self, name: str, group: StatedGroup | None = None) -> str:
+        """Return the setting of a group, or else of the whole job, whose group name is empty. Empty without either."""
+        by_group = self.settings.get(name, {})
+        of_job = by_group.get("", "")
+        return of_job if group is None else by_group.get(group.name, of_job)
 
     def check_dns_names(self, what: str) -> None:
         """Raise `ConfigError` if the names of the job and its groups cannot be names of pods and services.
@@ -106,7 +107,8 @@ class RenderRequest:
                     "with a letter first"
                 )
         for group in self.groups:
-            # Kubernetes ends the name of a job's pod with five random letters.
+            # The longest name of a pod of the group: the index of its job, which is 0, the index of the pod, and five
+            # random letters, which Kubernetes adds.
             pod = f"{self.name}-{group.name}-0-{group.count - 1}-abcde"
             if len(pod) > _MAX_POD_NAME:
                 raise ConfigError(
@@ -136,8 +138,8 @@ def make_request(groups: Sequence[StatedGroup], roles: Sequence[str], **values: 
         raise ConfigError("--group NAME=TYPE:COUNT: missing, for example --group trainer=GPU:8:1 --group data=CPU:32:2")
     names = [group.name for group in groups]
     if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ConfigError(f"--group: {twice!r:.80} is given twice, expected distinct names")
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ConfigError(f"--group: {repeated!r:.80} is given twice, expected distinct names")
     found = assign_roles([(group.name, group.instance_type) for group in groups], roles, "--group")
     # sorted() is stable, so groups of one role keep the order of the user.
     ordered = sorted(zip(groups, found, strict=True), key=lambda pair: pair[1] is not Role.TRAINER)
@@ -162,7 +164,9 @@ def machine_of(group: StatedGroup) -> InstanceTypeInfo | None:
 
     Types of SageMaker are left out, because no other platform has them.
     """
-    from hetero.pricing import Catalogue, stated_resources  # as above
+    # Import this here, because ranks import this module, and the import takes 0.1 s.
+    from hetero.pricing import Catalogue, stated_resources
 
-    is_other = stated_resources(group.instance_type) is not None or group.instance_type.startswith("ml.")
-    return None if is_other else Catalogue.load().find(group.instance_type)
+    # ``CPU:16`` and ``GPU:8`` state resources instead of a type of a cloud.
+    is_of_other_kind = stated_resources(group.instance_type) is not None or group.instance_type.startswith("ml.")
+    return None if is_of_other_kind else Catalogue.load().find(group.instance_type)

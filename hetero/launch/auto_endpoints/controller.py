@@ -24,7 +24,6 @@ from collections.abc import Sequence
 from hetero.documents.text import counted
 from hetero.launch.auto_endpoints.decisions import Action, Conditions, Decision, Phase
 from hetero.launch.auto_endpoints.windows import StepTime, Window
-from hetero.metrics.headspace import needed_for_headspace
 
 __all__ = ["Controller", "Phase"]
 
@@ -83,11 +82,12 @@ class Controller:
 
     def _begin_search(self) -> None:
         """Forget the last search, and begin with a measurement without endpoints."""
+        # Steps before this search.
         self._first_step = self.num_steps
         # Measured steps with endpoints.
         self._num_trial_steps = 0
         # The number of endpoints with the shortest steps so far, and the measurement of these steps.
-        self._best = 0
+        self._best_number = 0
         self._best_window: Window | None = None
         # After the search: the window that later ones are compared with, and whether the last window differed from it.
         self._settled_window: Window | None = None
@@ -134,9 +134,9 @@ class Controller:
 
     def restart_search(self, reason: str) -> Decision | None:
         """Begin a new search without endpoints. Return the decision to remove the present ones, if any."""
-        before, self.endpoints = self.endpoints, 0
+        num_before, self.endpoints = self.endpoints, 0
         self._begin_search()
-        return self._decision(Action.REMOVE, before, reason) if before else None
+        return self._decision(Action.REMOVE, num_before, reason) if num_before else None
 
     def _process(self, step: StepTime) -> Decision | None:
         """Process one step. Return a decision if a measurement ends with this step and leads to a decision."""
@@ -153,7 +153,8 @@ class Controller:
             return None
         self._steps.append(step)
         # Windows after the search are longer, because a short window with an odd step would begin a new search.
-        if len(self._steps) < (self._window_steps if is_measuring else max(_WATCH_STEPS, self._window_steps)):
+        num_needed = self._window_steps if is_measuring else max(_WATCH_STEPS, self._window_steps)
+        if len(self._steps) < num_needed:
             return None
         window = Window.of(self._steps)
         self._steps.clear()
@@ -168,7 +169,8 @@ class Controller:
         """
         num_used = self._now.num_used
         is_time_over = self._num_in_phase >= _USE_STEPS
-        are_added_unused = num_used <= self._best < self.endpoints
+        # The search has added endpoints to the best number so far, and the ranks use no more than this number.
+        are_added_unused = self.endpoints > self._best_number >= num_used
         if is_time_over and are_added_unused:
             return self._settle(f"the ranks use only {num_used} of {counted(self.endpoints, 'endpoint')}")
         # Removed endpoints run until they have answered their requests, and take CPU time until then.
@@ -186,21 +188,23 @@ class Controller:
         else:
             reason = (
                 f"a step takes {_ms(window.step_s)} with {counted(self.endpoints, 'endpoint')} and "
-                f"{_ms(best.step_s)} with {self._best}, and waits {_ms(window.wait_s)} for data"
+                f"{_ms(best.step_s)} with {self._best_number}, and waits {_ms(window.wait_s)} for data"
             )
         if best is None or window.step_s < best.step_s * (1 - _MATTERS):
-            self._best, self._best_window = self.endpoints, window
+            # This number is the best so far. A larger one can only help if steps still wait for data.
+            self._best_number, self._best_window = self.endpoints, window
             if window.wait_share >= _MATTERS:
                 following = self._larger(window)
         elif window.step_s > best.step_s * (1 + _MATTERS):
-            # If steps did not change, fewer endpoints would not make them shorter either.
-            following = self._if_new((self._best + self.endpoints) // 2)
+            # Steps became longer, probably because endpoints take CPU time from the ranks. Try half of the added ones.
+            following = self._if_new((self._best_number + self.endpoints) // 2)
+        # Otherwise the step time has not changed, so the search ends: half of the added endpoints would not change it.
         return self._settle(reason) if following is None else self._go_to(following, reason)
 
     def _watch(self, window: Window) -> Decision | None:
         """After the search, compare a window with the first one. If conditions have changed, begin a new search."""
         settled = self._settled_window
-        # This window is the first one after a search, so there is nothing to compare it with.
+        # This window is the first one after a search with trials. Later windows are compared with it.
         if settled is None:
             self._settled_window = window
             return None
@@ -213,6 +217,8 @@ class Controller:
         # Act only on two changed windows in a row. A single one may be a checkpoint or the beginning of an epoch.
         is_second = has_changed and self._has_last_window_changed
         self._has_last_window_changed = has_changed
+        # Trials of endpoints may make steps longer, so a search with trials is repeated only after a while. A search
+        # without trials has cost nothing.
         is_too_early = self._num_trial_steps > 0 and self.num_steps - self._first_step < _REST_STEPS
         if not is_second or is_too_early:
             return None
@@ -225,33 +231,34 @@ class Controller:
 
     def _larger(self, window: Window) -> int | None:
         """Return the larger number of endpoints to try after the best one. None if the search has tried enough."""
-        # If the present slots feed the ranks for a share of the time, 1 / share as many slots feed them all the time.
-        # The lower bound of the share is there because steps that only wait would call for infinite slots.
+        # If ranks compute for half of the time and wait for data in the other half, they need twice as many slots. The
+        # share has a lower bound, because steps that only wait would need infinitely many slots.
         share_without_wait = max(1 - window.wait_share, _MATTERS)
-        missing_slots = needed_for_headspace(self._now.num_slots / share_without_wait, 1.0) - self._now.num_slots
+        missing_slots = self._now.num_slots / share_without_wait - self._now.num_slots
         missing_per_host = missing_slots / self._num_hosts / self._slots_per_endpoint
-        return self._if_new(min(self._best + math.ceil(_MARGIN * missing_per_host), self._max_endpoints))
+        return self._if_new(min(self._best_number + math.ceil(_MARGIN * missing_per_host), self._max_endpoints))
 
     def _if_new(self, number: int) -> int | None:
         """Return a number of endpoints to try. None if it is not above the best, or the search has tried enough."""
-        return number if number > self._best and self._num_trial_steps < _TRIAL_STEPS else None
+        return number if number > self._best_number and self._num_trial_steps < _TRIAL_STEPS else None
 
     def _go_to(self, endpoints: int, reason: str) -> Decision:
         """Change the number of endpoints, and wait until the ranks use them."""
-        before, self.endpoints = self.endpoints, endpoints
+        num_before, self.endpoints = self.endpoints, endpoints
         self._enter(Phase.STARTING)
-        return self._decision(Action.ADD if endpoints > before else Action.REMOVE, before, reason)
+        return self._decision(Action.ADD if endpoints > num_before else Action.REMOVE, num_before, reason)
 
     def _settle(self, reason: str) -> Decision:
         """End the search with the best number of endpoints."""
-        before, self.endpoints = self.endpoints, self._best
-        # The window of a trial is short. The first long one afterwards is a better reference.
+        num_before, self.endpoints = self.endpoints, self._best_number
+        # Later windows are compared with the first long window after a trial, because the window of a trial is short.
+        # Without a trial, they are compared with the only window of the search.
         self._settled_window = None if self._num_trial_steps else self._best_window
         self._enter(Phase.SETTLED)
-        return self._decision(Action.SETTLE, before, reason)
+        return self._decision(Action.SETTLE, num_before, reason)
 
-    def _decision(self, action: Action, before: int, reason: str) -> Decision:
-        return Decision(action=action, step=self.num_steps, before=before, endpoints=self.endpoints, reason=reason)
+    def _decision(self, action: Action, num_before: int, reason: str) -> Decision:
+        return Decision(action=action, step=self.num_steps, before=num_before, endpoints=self.endpoints, reason=reason)
 
     def _enter(self, phase: Phase) -> None:
         self.phase = phase

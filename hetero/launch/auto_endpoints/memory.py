@@ -45,7 +45,8 @@ def limit_of(running: int, *, endpoint_bytes: int | None, free_bytes: int, total
     if endpoint_bytes is None:
         num_more, size_text = 0, "it is not known how much an endpoint uses"
     else:
-        # The measured memory of an endpoint may be 0.
+        # Use only a share of the free memory, because endpoints and ranks grow. The measured memory of an endpoint may
+        # be 0.
         num_more = int(_SHARE * free_bytes / max(1, endpoint_bytes))
         size_text = f"an endpoint uses {bytes_text(endpoint_bytes)}"
     return MemoryLimit(

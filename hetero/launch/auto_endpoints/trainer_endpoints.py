@@ -80,7 +80,7 @@ class TrainerEndpoints:
             A function that decides, or follows the decision of the first trainer host. Call it without the lock.
         """
         own = membership.own
-        # A job that stops must not start endpoints.
+        # A job that stops must not start endpoints, so there is nothing to decide.
         if membership.stop_requested:
             return lambda: None
         data_hosts = membership.statuses(Role.DATA)
@@ -99,9 +99,11 @@ class TrainerEndpoints:
         # This host may have fewer CPUs than the first trainer host.
         number = min(number, self._max_endpoints)
         # The memory is only measured if endpoints are added, because this takes time.
-        if number > self._number and number > (limit := self._memory_limit(data_hosts)).endpoints:
-            logger.warning("trainer endpoints: %s wants %d, but %s", self._leader, number, limit.reason)
-            number = limit.endpoints
+        if number > self._number:
+            limit = self._memory_limit(data_hosts)
+            if number > limit.endpoints:
+                logger.warning("trainer endpoints: %s wants %d, but %s", self._leader, number, limit.reason)
+                number = limit.endpoints
         if number != self._number:
             logger.info("trainer endpoints: from %d to %d, as %s decided", self._number, number, self._leader)
             self._apply(number)
@@ -125,6 +127,7 @@ class TrainerEndpoints:
         conditions = Conditions(
             num_used=self._pool.num_used,
             num_running=self._pool.num_running,
+            # While no endpoint serves, assume one slot. With 0 slots, the controller would never add an endpoint.
             num_slots=max(1, num_slots),
         )
         steps = self._steps.take(reports)
@@ -148,13 +151,13 @@ class TrainerEndpoints:
 
     def _change_loader(self, loader: str) -> Decision | None:
         """Restart the search if steps of another loader arrive, because earlier steps say nothing about them."""
-        before = self._loader
+        loader_before = self._loader
         # The loader is not known for a moment after the ranks were restarted.
-        self._loader = loader or before
-        is_first = before == ""
-        if is_first or self._loader == before:
+        self._loader = loader or loader_before
+        is_first = loader_before == ""
+        if is_first or self._loader == loader_before:
             return None
-        return self._controller.restart_search(f"loader {loader} now takes more time than {before}")
+        return self._controller.restart_search(f"loader {loader} now takes more time than {loader_before}")
 
     def _apply(self, number: int) -> None:
         self._number = number

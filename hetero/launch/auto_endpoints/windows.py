@@ -45,10 +45,10 @@ class Window:
         """
         longest_s = _PAUSE * statistics.median(step.total_s for step in steps)
         # Not empty, because at least half of the steps are not longer than the median.
-        kept = [step for step in steps if step.compute_s <= longest_s]
+        without_pause = [step for step in steps if step.compute_s <= longest_s]
         return cls(
-            step_s=statistics.fmean(step.total_s for step in kept),
-            wait_s=statistics.fmean(step.wait_s for step in kept),
+            step_s=statistics.fmean(step.total_s for step in without_pause),
+            wait_s=statistics.fmean(step.wait_s for step in without_pause),
         )
 
     @property
@@ -60,9 +60,8 @@ class Window:
 class JoinedSteps:
     """The steps of a host, each known once every rank of the host has reported it.
 
-    Ranks take their steps together, so the rank with the longest data wait holds up the others. The other ranks wait
-    for it inside of their compute. Therefore the data wait of a step is the longest data wait of its ranks, and its
-    time is their longest time.
+    The data wait of a step is the longest data wait of its ranks, and the time of a step is the longest time of its
+    ranks. `take` gives the reason.
 
     Args:
         num_ranks: Ranks of the host.
@@ -70,18 +69,22 @@ class JoinedSteps:
 
     def __init__(self, num_ranks: int) -> None:
         self._num_ranks = num_ranks
-        self._next = 0
+        self._next_step = 0
         """Number of the next step to return."""
         self.loader = ""
         """Loader of the steps. Empty until it is known."""
 
     def restart(self) -> None:
         """Begin anew with the first step, because the ranks were restarted."""
-        self._next = 0
+        self._next_step = 0
         self.loader = ""
 
     def take(self, reports: Sequence[RankReport]) -> list[StepTime]:
         """Return the steps that all ranks have reported since the last call.
+
+        Ranks end a step together. A rank whose batch came early waits inside of its compute for the rank whose batch
+        came last. So a rank's own compute includes waits for data, and only the longest time minus the longest data
+        wait is compute.
 
         Args:
             reports: The latest report of each rank. A report repeats the latest steps of its rank.
@@ -93,11 +96,12 @@ class JoinedSteps:
         # The loader that takes the most time may change early in the job, for example from validation to training.
         if loaders != {self.loader}:
             (self.loader,) = loaders
-            self._next = 0
+            self._next_step = 0
         # A report has the times of some successive steps. Only steps that are in the reports of all ranks count.
-        begin = max(self._next, *(each.first for each in times))
+        begin = max(self._next_step, *(each.first for each in times))
         end = min(each.first + len(each.wait_s) for each in times)
-        self._next = max(begin, end)
+        # If the reports have no step in common yet, `end` is before `begin`.
+        self._next_step = max(begin, end)
         steps = []
         for number in range(begin, end):
             wait_s = max(each.wait_s[number - each.first] for each in times)

@@ -31,22 +31,22 @@ class Endpoints(DataService):
         the same number of slots. Together they have at most one slot per vCPU. If the host has more endpoints than
         vCPUs, each endpoint has one slot.
         """
-        emulated = options.emulate_sample_s is not None
+        is_emulated = options.emulate_sample_s is not None
         num_vcpus = options.emulate_vcpus or usable_cpus()
-        # None if the job chooses the number of endpoints on trainer hosts while it runs.
         trainer_endpoints = trainer_endpoints_of(options, has_data_hosts=bool(cluster.data_hosts))
-        if cluster.role is not Role.TRAINER:
+        if cluster.role is Role.DATA:
             # One emulated endpoint has all vCPUs of its host as slots.
-            number = options.endpoints_per_host or (1 if emulated else usable_cpus())
+            number = options.endpoints_per_host or (1 if is_emulated else usable_cpus())
         elif trainer_endpoints is None:
-            return _changing_number(num_vcpus, emulated=emulated)
-        elif emulated and not cluster.data_hosts:
-            number = trainer_endpoints or 1
+            # The job chooses the number of endpoints on trainer hosts while it runs.
+            return _changing_number(num_vcpus, is_emulated=is_emulated)
         else:
-            number = trainer_endpoints
-        # Round down, as on a real host, where 7 endpoints leave one of 8 vCPUs idle. A plan expects this.
-        num_slots = num_vcpus // number if emulated and number else 1
-        return Servers(number=number, num_slots=max(1, num_slots))
+            # The emulated trainer hosts of a homogeneous job need an endpoint, see above.
+            least = 1 if is_emulated and not cluster.data_hosts else 0
+            number = max(least, trainer_endpoints)
+        # A slot emulates one vCPU. Round down: a real host with 8 vCPUs and 7 endpoints leaves one vCPU idle too.
+        num_slots = max(1, num_vcpus // number) if is_emulated and number else 1
+        return Servers(number=number, num_slots=num_slots)
 
     def make_pool(
         self,
@@ -66,14 +66,14 @@ class Endpoints(DataService):
         }
 
 
-def _changing_number(num_cpus: int, *, emulated: bool) -> Servers:
+def _changing_number(num_cpus: int, *, is_emulated: bool) -> Servers:
     """Return a number of endpoints that begins with 0 and may grow to one per CPU.
 
     An emulated host has at most eight endpoints, because many hosts share one machine. Each of its vCPUs is a slot of
     an endpoint.
     """
     number = num_cpus
-    if emulated:
+    if is_emulated:
         # The number must divide the vCPUs, because each vCPU is a slot and all endpoints have the same number of slots.
         number = max(count for count in range(1, _MAX_EMULATED_ENDPOINTS + 1) if num_cpus % count == 0)
     return Servers(number=number, num_at_start=0, num_slots=num_cpus // number)
@@ -84,8 +84,7 @@ def pool_options(facts: HostFacts) -> PoolOptions:
     options, servers, timings = facts.options, facts.servers, facts.timings
     # Endpoints that the job adds on trainer hosts must not see the accelerators of the ranks. Otherwise a script that
     # uses an accelerator at its import would take memory from the ranks.
-    are_added = servers.num_at_start is not None
-    hidden_gpus = {"CUDA_VISIBLE_DEVICES": "-1"} if are_added else {}
+    hidden_gpus = {"CUDA_VISIBLE_DEVICES": "-1"} if servers.may_number_change else {}
     return PoolOptions(
         endpoint=EndpointOptions(
             script=options.script,

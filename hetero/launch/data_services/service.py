@@ -33,6 +33,11 @@ class Servers:
     workers: Mapping[str, int] = field(default_factory=dict)
     """Planned number of servers by host, without the dispatcher. Empty for a service without one."""
 
+    @property
+    def may_number_change(self) -> bool:
+        """Whether the job changes the number of servers on this host while it runs."""
+        return self.num_at_start is not None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:

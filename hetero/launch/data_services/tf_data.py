@@ -78,7 +78,7 @@ class TfData(DataService):
 
 def service_options(facts: HostFacts) -> ServiceOptions:
     """Return the settings of a host's pool of servers."""
-    # This module imports NumPy, as in `TfData.make_pool`.
+    # Import this module here, because it imports NumPy, which the launchers of other jobs do not need.
     from hetero.pool.tf_pool import ServiceOptions
 
     options, servers, timings = facts.options, facts.servers, facts.timings
@@ -158,8 +158,10 @@ class TfDataWatch:
     def _replaced(self, records: Sequence[EndpointRecord]) -> Cause | None:
         """Return a cause if a new dispatcher runs that does not know the ranks' datasets."""
         found = next((record.incarnation for record in records if record.kind == TF_DISPATCHER), "")
+        # The first dispatcher that this host sees knows the datasets.
         self._dispatcher = self._dispatcher or found
-        # A dispatcher that has read its journal has the same incarnation as before its restart, so the ranks can go on.
+        # No dispatcher serves now, or it is the same one. A dispatcher that has read its journal has the same
+        # incarnation as before its restart.
         if found in ("", self._dispatcher):
             return None
         return self._cause(
@@ -182,18 +184,19 @@ class TfDataWatch:
         # Keep only ranks that still wait.
         waiting_before, self._waiting = self._waiting, {}
         for report in reports:
-            if report.waiting and missing:
-                steps = sum(report.steps_started.values())
-                steps_before, began_s = waiting_before.get(report.rank, (steps, now_s))
-                # If the rank has begun a step since the last call, its batch arrived, and this is a new wait.
-                if steps != steps_before:
-                    began_s = now_s
-                self._waiting[report.rank] = steps, began_s
-                if now_s - began_s > self._data_timeout_s:
-                    return self._cause(
-                        f"rank {report.rank} has waited for a batch for {now_s - began_s:.0f} s, and workers of "
-                        f"tf.data.service are missing on {', '.join(missing)}"
-                    )
+            if not report.waiting or not missing:
+                continue
+            num_steps = sum(report.steps_started.values())
+            num_steps_before, began_s = waiting_before.get(report.rank, (num_steps, now_s))
+            # If the rank has begun a step since the last call, its batch arrived, and this is a new wait.
+            if num_steps != num_steps_before:
+                began_s = now_s
+            self._waiting[report.rank] = num_steps, began_s
+            if now_s - began_s > self._data_timeout_s:
+                return self._cause(
+                    f"rank {report.rank} has waited for a batch for {now_s - began_s:.0f} s, and workers of "
+                    f"tf.data.service are missing on {', '.join(missing)}"
+                )
         return None
 
     def _cause(self, summary: str, *, of_rank: bool = False) -> Cause:

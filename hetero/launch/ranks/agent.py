@@ -64,6 +64,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _start(script: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a rank, a process that runs the script with an environment."""
     return subprocess.Popen(
         [sys.executable, "-m", "hetero.launch.ranks.rank", *script],
         env=environ,

@@ -58,8 +58,8 @@ class Torch:
     def variables(self, options: RanksOptions, local_rank: int, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the variables that ``torchrun`` sets for a rank, because scripts and libraries read them.
 
-        One variable has another value than under torchrun, because rank 0 has the ``TCPStore`` here. Under torchrun,
-        the process of torchrun has it, if the job is not elastic.
+        Only ``TORCHELASTIC_USE_AGENT_STORE`` has another value than under torchrun. Here rank 0 has the ``TCPStore``.
+        Under torchrun the process of torchrun has the store, if the job is not elastic.
         """
         place = _place(options, local_rank)
         return {

@@ -28,7 +28,6 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -40,7 +39,7 @@ from hetero.launch.ranks.parent_launcher import ParentLauncher
 from hetero.system.process import PARENT_VARIABLE, adopt_descendants, end_descendants, start_child, wait_gone
 from hetero.system.waits import END_TIMEOUT_S, SHORT_POLL_S
 
-__all__ = ["Follower", "LocalLeader", "kill_rank", "meeting_name", "rank_command", "start_rank"]
+__all__ = ["Follower", "LocalLeader", "kill_rank", "meeting_name", "start_rank"]
 
 logger = logging.getLogger(__name__)
 
@@ -54,9 +53,9 @@ _CREDENTIALS = struct.Struct("3i")
 def meeting_name(parent: ParentLauncher, *, job_id: str, host: str, base_dir: Path) -> str:
     """Return the socket name for the launchers of one run on one host.
 
-    The host's name is part of it, because simulated hosts share a machine.
+    The first byte is zero, so the name is in the abstract namespace. Several users, containers and simulated hosts of a
+    machine may share this namespace. So the name depends on the run, the job, the host and the user.
     """
-    # Abstract names belong to the network namespace, which several users and containers may share.
     text = json.dumps([parent.name, parent.run, job_id, host, str(base_dir), os.geteuid()])
     return f"\0hetero-{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
 
@@ -74,18 +73,20 @@ class LocalLeader:
 
     def __init__(self, parent: ParentLauncher, name: str) -> None:
         self.parent = parent
+        # Under torchrun, the process with local rank 0 leads and does not follow. Under mpirun, its child leads, and
+        # the process itself follows and connects.
         self.ranks: dict[int, int] = {} if parent.gives_ranks else {parent.local_rank: parent.rank}
-        """Ranks of the followers that have connected, by local rank."""
+        """Ranks of the processes of this host that have connected or need not connect, by local rank."""
         self.ended: dict[int, int] = {}
         """Exit statuses of the ranks that have ended, by local rank, in order of time."""
         self.lost: set[int] = set()
         """Local ranks of followers that disconnected before they reported the end of their ranks. Their exit status in
         ``ended`` is SIGTERM, because supervisors end their processes with this signal."""
-        self._was_stopped = False
-        """Whether a later request to stop must not signal this process."""
-        self._lines: dict[int, _Lines] = {}
+        self._ignores_stops = False
+        """Whether requests of followers to stop are ignored, because one was passed on or this process ends."""
+        self._connections: dict[int, _Connection] = {}
         """The connections of the followers that were accepted, by local rank."""
-        self._new: list[_Lines] = []
+        self._new: list[_Connection] = []
         """Connections whose first message has not arrived."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         try:
@@ -103,8 +104,8 @@ class LocalLeader:
 
     def __exit__(self, *_: object) -> None:
         self._socket.close()
-        for lines in (*self._lines.values(), *self._new):
-            lines.close()
+        for connection in (*self._connections.values(), *self._new):
+            connection.close()
 
     @property
     def is_complete(self) -> bool:
@@ -116,19 +117,20 @@ class LocalLeader:
         # Accept connections until none is left. The socket then raises, because it does not block.
         with contextlib.suppress(BlockingIOError):
             while True:
-                self._new.append(_Lines(self._socket.accept()[0]))
+                self._new.append(_Connection(self._socket.accept()[0]))
         # The first message of a connection says which follower it belongs to.
-        unknown, self._new = self._new, []
-        for lines in unknown:
-            if messages := lines.read():
-                self._welcome(lines, messages[0], messages[1:])
-            elif lines.is_closed:
-                lines.close()
+        unidentified, self._new = self._new, []
+        for connection in unidentified:
+            if messages := connection.read():
+                self._welcome(connection, messages)
+            elif connection.is_closed:
+                connection.close()
             else:
-                self._new.append(lines)
-        for local_rank, lines in self._lines.items():
-            self._handle(local_rank, lines.read())
-            if lines.is_closed and local_rank not in self.ended:
+                self._new.append(connection)
+        for local_rank, connection in self._connections.items():
+            self._handle(local_rank, connection.read())
+            # The follower's process was probably ended by mpirun or torchrun, which send SIGTERM.
+            if connection.is_closed and local_rank not in self.ended:
                 self.lost.add(local_rank)
                 self.ended[local_rank] = -signal.SIGTERM
 
@@ -138,52 +140,54 @@ class LocalLeader:
         Args:
             variables_of: Returns the variables to add to a rank's environment, from its local rank.
         """
-        for local_rank, lines in self._lines.items():
-            lines.write({"start": dict(variables_of(local_rank))})
+        for local_rank, connection in self._connections.items():
+            connection.write({"start": dict(variables_of(local_rank))})
 
     def kill(self) -> None:
         """Ask every follower to kill its rank. Does not wait."""
-        for lines in self._lines.values():
-            lines.write({"kill": True})
+        for connection in self._connections.values():
+            connection.write({"kill": True})
 
     def finish(self, code: int) -> None:
         """Ask every follower to end with an exit code. First wait up to five seconds until all have connected."""
         # A later request to stop must not signal this process, because its signal handlers are no longer installed.
-        self._was_stopped = True
+        self._ignores_stops = True
         deadline_s = time.monotonic() + END_TIMEOUT_S
         while not self.is_complete and time.monotonic() < deadline_s:
             self.poll()
             select.select([self._socket], [], [], SHORT_POLL_S)
         # Accept also a follower that has connected during the last wait.
         self.poll()
-        for lines in self._lines.values():
-            lines.write({"exit": code})
+        for connection in self._connections.values():
+            connection.write({"exit": code})
 
-    def _welcome(self, lines: _Lines, hello: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> None:
+    def _welcome(self, connection: _Connection, messages: Sequence[Mapping[str, Any]]) -> None:
         """Accept a follower that has sent its local rank and rank. Reject it if these are in use or out of range."""
+        # The first read of a connection may return more than the first message.
+        hello, *later_messages = messages
         local_rank, rank = hello.get("local_rank"), hello.get("rank")
         free_local_ranks = set(range(self.parent.num_local)) - self.ranks.keys()
         if local_rank in free_local_ranks and isinstance(rank, int) and 0 <= rank < self.parent.world_size:
             self.ranks[local_rank] = rank
-            self._lines[local_rank] = lines
-            # The first read may return more than the first message.
-            self._handle(local_rank, messages)
+            self._connections[local_rank] = connection
+            self._handle(local_rank, later_messages)
             return
         logger.warning(
             "rejected a follower with local rank %r and rank %r, because they are in use or out of range",
             local_rank,
             rank,
         )
-        lines.close()
+        connection.close()
 
     def _handle(self, local_rank: int, messages: Sequence[Mapping[str, Any]]) -> None:
         """Handle messages of a follower: the follower's rank has ended, or the follower was asked to stop."""
         for message in messages:
             if isinstance(message.get("ended"), int):
                 self.ended.setdefault(local_rank, message["ended"])
-            elif "stop" in message and not self._was_stopped:
-                self._was_stopped = True
-                # Only once, because all launchers are asked to stop together, and a second signal would abort the job.
+            elif "stop" in message and not self._ignores_stops:
+                # All followers are asked to stop together. Pass on only the first request, because a second signal
+                # would abort the job.
+                self._ignores_stops = True
                 os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -216,9 +220,13 @@ class Follower:
         self._stopped_code = stopped_code
         self._leader_pid = leader_pid
         self._rank: subprocess.Popen[bytes] | None = None
+        """The process of the rank. None before the leader requests it."""
         self._has_reported_end = False
+        """Whether the leader knows that the rank has ended."""
         self._num_signals = 0
+        """Number of requests to stop that this launcher has got."""
         self._num_reported_signals = 0
+        """Value of ``_num_signals`` when this launcher last passed a request on to the leader."""
 
     def run(self) -> int | None:
         """Execute the leader's requests. Return the leader's exit code, or None if the leader was lost or not found."""
@@ -230,35 +238,35 @@ class Follower:
             # Register this after `end_descendants`, because the stack then calls it first. Otherwise a leader that is a
             # child of this process would be killed before it has written its last log lines.
             stack.callback(self._let_leader_end)
-            lines = self._connect()
-            if lines is None:
+            connection = self._connect()
+            if connection is None:
                 return self._stopped_code if self._num_signals else None
-            stack.callback(lines.close)
-            lines.write({"local_rank": self._place.local_rank, "rank": self._place.rank})
+            stack.callback(connection.close)
+            connection.write({"local_rank": self._place.local_rank, "rank": self._place.rank})
             while True:
-                lines.wait(SHORT_POLL_S)
-                for message in lines.read():
+                connection.wait(SHORT_POLL_S)
+                for message in connection.read():
                     if isinstance(message.get("exit"), int):
                         return int(message["exit"])
                     self._obey(message)
-                if lines.is_closed:
+                if connection.is_closed:
                     return None
-                self._report(lines)
+                self._report(connection)
 
-    def _connect(self) -> _Lines | None:
+    def _connect(self) -> _Connection | None:
         """Connect to the leader. Return None if the leader is not found in time, or this launcher is asked to stop."""
         deadline_s = time.monotonic() + _LEADER_S
         while time.monotonic() < deadline_s and not self._num_signals:
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
             # Without this time limit, `connect` would block while the leader's queue is full.
-            connection.settimeout(SHORT_POLL_S)
+            sock.settimeout(SHORT_POLL_S)
             try:
-                connection.connect(self._name)
+                sock.connect(self._name)
             except OSError:
-                connection.close()
+                sock.close()
                 time.sleep(SHORT_POLL_S)
                 continue
-            return _Lines(connection)
+            return _Connection(sock)
         return None
 
     def _obey(self, message: Mapping[str, Any]) -> None:
@@ -268,14 +276,14 @@ class Follower:
         elif "kill" in message and self._rank is not None:
             kill_rank(self._rank)
 
-    def _report(self, lines: _Lines) -> None:
+    def _report(self, connection: _Connection) -> None:
         """Tell the leader that this launcher was asked to stop, or that its rank has ended."""
         if self._num_signals > self._num_reported_signals:
             self._num_reported_signals = self._num_signals
             # Only pass the request on, because the leader ends all ranks together.
-            lines.write({"stop": True})
+            connection.write({"stop": True})
         if self._rank is not None and not self._has_reported_end and self._rank.poll() is not None:
-            lines.write({"ended": self._rank.returncode})
+            connection.write({"ended": self._rank.returncode})
             self._has_reported_end = True
 
     def _let_leader_end(self) -> None:
@@ -292,16 +300,14 @@ class Follower:
         self._num_signals += 1
 
 
-def rank_command(script: Sequence[str]) -> list[str]:
-    """Return the command that runs a script and its arguments as a rank, for `start_rank`."""
-    return [sys.executable, "-m", "hetero.launch.ranks.rank", *script]
-
-
 def start_rank(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start a rank as a child of this process. MPI takes the child for this process. Call it on the main thread.
+    """Start a rank as a child of this process. Call it on the main thread.
+
+    MPI identifies a process by environment variables. The child gets the variables that mpirun set for this process, so
+    MPI treats the child as the process that mpirun started.
 
     Args:
-        command: Result of `rank_command`.
+        command: The command of the rank.
         variables: Variables that are added to this process's environment.
     """
     return start_child(
@@ -320,38 +326,38 @@ def kill_rank(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-class _Lines:
+class _Connection:
     """Messages over a Unix socket. Writing never waits. If the peer does not read, messages to it are lost.
 
     Args:
-        connection: The connected socket. If the peer belongs to another user, `is_closed` is set from the start.
+        sock: The connected socket. If the peer belongs to another user, `is_closed` is set from the start.
     """
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._connection.setblocking(False)
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._socket.setblocking(False)
         self._rest = b""
         """The beginning of a message whose end has not arrived."""
         # An abstract socket has no file mode that protects it. The kernel knows which user the peer belongs to.
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         _pid, peer_uid, _gid = _CREDENTIALS.unpack(credentials)
         self.is_closed = peer_uid != os.geteuid()
 
     def close(self) -> None:
         """Close the connection. Idempotent."""
         self.is_closed = True
-        self._connection.close()
+        self._socket.close()
 
     def wait(self, timeout_s: float) -> None:
         """Wait up to ``timeout_s`` seconds until there is something to read."""
         if not self.is_closed:
-            select.select([self._connection], [], [], timeout_s)
+            select.select([self._socket], [], [], timeout_s)
 
     def write(self, message: Mapping[str, object]) -> None:
         """Send a message."""
         data = json.dumps(message).encode() + b"\n"
         try:
-            if not self.is_closed and self._connection.send(data) < len(data):
+            if not self.is_closed and self._socket.send(data) < len(data):
                 # The peer cannot read part of a message.
                 self.close()
         except (BrokenPipeError, ConnectionResetError):
@@ -364,11 +370,11 @@ class _Lines:
         """Return the messages that have arrived. Set `is_closed` if no more can follow."""
         if self.is_closed:
             return []
-        # Read all that has arrived. At the end of the connection, `recv` returns nothing. If there is only nothing to
-        # read now, it raises BlockingIOError.
+        # Read all that has arrived. If the peer has closed the connection, `recv` returns no bytes. If the peer has
+        # sent nothing yet, `recv` raises BlockingIOError.
         try:
             while not self.is_closed and len(self._rest) <= _MAX_LINE_BYTES:
-                data = self._connection.recv(65536)
+                data = self._socket.recv(65536)
                 self._rest += data
                 self.is_closed = not data
         except BlockingIOError:

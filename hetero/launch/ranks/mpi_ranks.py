@@ -40,7 +40,7 @@ class MpiStarter(RankStarter):
 
     def __init__(self, leader: LocalLeader) -> None:
         self._leader = leader
-        self.num_made = leader.parent.num_local
+        self.num_existing_ranks = leader.parent.num_local
 
     def obstacle(self, *, is_trainer: bool, job_restarts: int) -> str:
         """Return why ranks cannot be started on this host, and what to do. Empty if they can be started."""
@@ -58,7 +58,7 @@ class MpiStarter(RankStarter):
         """Return how many processes of mpirun have connected, as text. Empty if all have connected."""
         if self._leader.is_complete:
             return ""
-        return f"the processes of mpirun: {len(self._leader.ranks)} of {self.num_made} have connected"
+        return f"the processes of mpirun: {len(self._leader.ranks)} of {self.num_existing_ranks} have connected"
 
     def early_end(self) -> str:
         """Return a message if mpirun ended a process before the ranks were started, else an empty text."""

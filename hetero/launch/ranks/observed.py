@@ -65,6 +65,7 @@ class _TimedImports:
         self._is_inside = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Do an import of the script with Python's own function, and add its time to `total_s`."""
         # Measure only outermost imports, because their time includes imports inside of them. Imports of other threads
         # do not delay the script.
         if self._is_inside or threading.get_ident() != self._main:

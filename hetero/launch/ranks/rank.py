@@ -57,8 +57,8 @@ def main(arguments: Sequence[str]) -> int:
         arguments: The script, or ``-m`` and a module, then the script's arguments.
     """
     die_with_parent(int(os.environ.pop(PARENT_VARIABLE)))
-    # Call this before there are threads. When a rank of another launcher called it later, each thread had a separate
-    # memory arena, and the kernel needed 92 us to clear pages for each sample of video.
+    # Call this before there are threads. If it is called later, each thread has a separate memory arena, and the kernel
+    # then needed 92 us to clear pages for each sample of video.
     keep_freed_memory()
     _redirect_output()
     # Ignore SIGTERM, which the platform may send to every process when it stops the job. The launcher acts on that
@@ -75,6 +75,7 @@ def main(arguments: Sequence[str]) -> int:
         logger.error("%s", error)
         return int(error.exit_code)
     if session is not None:
+        # A request to stop then ends this process even if the script begins no further step.
         session.take_late_stops()
     failure = _run(list(arguments))
     # Close the ledger here, because `os._exit` below runs no exit handlers.
@@ -83,8 +84,8 @@ def main(arguments: Sequence[str]) -> int:
         if failure is not None:
             session.fail(failure.summary, failure.detail, failure.exit_code, is_consequence=failure.is_consequence)
         is_reported = session.close(finished=failure is None)
-        # A stop callback failed and the launcher did not receive that report. So the exit status (30) must show the
-        # failure.
+        # The script ended, but one of its stop callbacks had failed. If the launcher did not receive the report of
+        # this, the exit status must show the failure.
         if failure is None and session.stop_failure is not None and not is_reported:
             failure = _Failure(session.stop_failure.summary)
     _flush()
@@ -145,9 +146,10 @@ def _hidden_in(error: BaseException) -> HeteroError | None:
     from hetero.control.rank import session as sessions
 
     session = sessions.current()
-    last = None if session is None else session.hidden_error
-    # The script may have handled the last error, and have raised another one later.
-    return last if last is not None and first_line(last) in str(error) else None
+    last_error = None if session is None else session.hidden_error
+    # The framework's exception contains the text of hetero's error. If it does not, the script has handled hetero's
+    # error, and has raised another one later.
+    return last_error if last_error is not None and first_line(last_error) in str(error) else None
 
 
 def _stop() -> _Failure | None:
@@ -168,7 +170,8 @@ def is_consequence(error: BaseException) -> bool:
     text = str(error)
     from_gloo = "gloo" in text and ("closed by peer" in text or "reset by peer" in text)
     from_tensorflow = "OpError" in names and any(words in text.lower() for words in _OF_OTHER_RANKS)
-    # The TCPStore is lost with rank 0. Rank 0 itself may fail to open it, because its port is in use.
+    # A DistNetworkError means that the TCPStore of rank 0 was lost, so rank 0 has failed. The exception is rank 0
+    # itself, if its port is in use.
     from_torch = "DistBackendError" in names or ("DistNetworkError" in names and "failed to listen" not in text)
     return from_torch or from_gloo or from_tensorflow
 
@@ -215,8 +218,8 @@ def _redirect_output() -> None:
 
 def _name_waits() -> None:
     """Log the script's threads and processes that Python waits for before this process ends."""
-    others = (thread for thread in threading.enumerate() if thread is not threading.current_thread())
-    names = [f"thread {thread.name}" for thread in others if not thread.daemon]
+    other_threads = (thread for thread in threading.enumerate() if thread is not threading.current_thread())
+    names = [f"thread {thread.name}" for thread in other_threads if not thread.daemon]
     names += [f"process {child.name}" for child in multiprocessing.active_children() if not child.daemon]
     if names:
         logger.warning("the script has ended, but Python waits for what it has started: %s", ", ".join(names))

@@ -34,6 +34,7 @@ class RankFolder:
         self._host = host
         self._relay = relay
         self._logs: list[int] = []
+        """Open descriptors of the FIFOs."""
         path.mkdir(mode=0o700)
         self.log_prefix = f"{path}/log-"
         """Path of each FIFO without the local rank at its end. Ranks get it in `LOG_VARIABLE`."""
@@ -66,15 +67,17 @@ class RankFolder:
 
     def describe(self, name: str, exit_status: int) -> Cause:
         """Return the cause of a process's end, from its exit status and its last output."""
-        # Do not interpret the status as an exit code of hetero, because scripts use the same numbers. A rank that ends
-        # with an exit code of hetero also reports that code to the launcher.
-        is_by_signal = exit_status <= 0 or exit_status > 128
-        how = describe_exit_status(exit_status) if is_by_signal else f"exited with {exit_status}"
+        # `describe_exit_status` would read 31, for example, as an exit code of hetero. But scripts use the same
+        # numbers, and a rank that ends with an exit code of hetero reports this code to the launcher.
+        is_code_of_script = 1 <= exit_status <= 128
+        how = f"exited with {exit_status}" if is_code_of_script else describe_exit_status(exit_status)
         return Cause(
             host=self._host,
             summary=f"{name} {how}",
             detail="\n".join(self._relay.tail(name)),
             exit_code=ExitCode.SCRIPT_FAILED,
+            # A negative status means that a signal has ended the process itself. Above 128, a shell in the process
+            # reports a signal that ended another program.
             by_signal=exit_status < 0,
             is_consequence=exit_status < 0 and not is_crash(exit_status),
             of_rank=True,

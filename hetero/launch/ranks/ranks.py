@@ -99,7 +99,8 @@ class RankProcesses:
         }
         framework = RANK_FRAMEWORKS[options.framework]
         variables = [framework.variables(options, local_rank, environ) for local_rank in range(options.num_ranks)]
-        # Not in the arguments, because one argument may have 128 KiB and TF_CONFIG lists all ranks of the job.
+        # The agent reads the variables from a file. An argument may have at most 128 KiB, but TF_CONFIG lists all ranks
+        # of the job.
         (self._folder.path / RANKS_FILE).write_text(json.dumps(variables), encoding="utf-8")
         script = script_words(options.script, is_module=options.is_module)
         command = [sys.executable, "-m", "hetero.launch.ranks.agent", str(self._folder.path)]
@@ -121,6 +122,7 @@ class RankProcesses:
             reported: The causes that ranks reported before they ended, by rank.
         """
         failures = self._failures()
+        # The agent has written no failure of a rank, so the agent itself was killed or has failed.
         if not failures:
             return self._folder.describe(_AGENT, self._process.poll() or 1)
         return self._folder.root(failures, reported)
@@ -137,15 +139,15 @@ class RankProcesses:
         deadline_s = time.monotonic() + END_TIMEOUT_S
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_TIMEOUT_S)
-        while left := self._living():
-            kill_all(left)
-            others = [process for process in left if process.pid != self._process.pid]
+        while living := self._living():
+            kill_all(living)
+            without_agent = [process for process in living if process.pid != self._process.pid]
             # Do not wait for the agent here, because psutil would take the agent's exit status.
-            psutil.wait_procs(others, timeout=0.05)
+            psutil.wait_procs(without_agent, timeout=0.05)
             # SIGKILL does not end a process that waits for a device. Without this bound, the launcher waited until its
             # watchdog ended it.
             if time.monotonic() > deadline_s:
-                names = ", ".join(map(self._name_of, left))
+                names = ", ".join(map(self._name_of, living))
                 logger.error(
                     "not ended %.0f s after SIGKILL: %s; continuing without waiting for them", END_TIMEOUT_S, names
                 )

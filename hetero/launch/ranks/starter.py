@@ -64,7 +64,7 @@ class Ranks(Protocol):
 class RankStarter(ABC):
     """Starts the ranks of this host. There is one object per launcher."""
 
-    num_made: int = 0
+    num_existing_ranks: int = 0
     """Number of ranks of this host whose processes exist before `start`. 0 if `start` makes the processes."""
 
     def obstacle(self, *, is_trainer: bool, job_restarts: int) -> str:

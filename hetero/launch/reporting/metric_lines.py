@@ -82,5 +82,5 @@ def result_metrics(report: Report) -> dict[str, float]:
 
 def _largest(name: str, values: Iterable[float | None], factor: float) -> dict[str, float]:
     """Return a metric with the largest known value, multiplied by a factor. Empty if no value is known."""
-    known = [value for value in values if value is not None]
-    return {name: factor * max(known)} if known else {}
+    measured = [value for value in values if value is not None]
+    return {name: factor * max(measured)} if measured else {}

@@ -82,6 +82,7 @@ class JobProfile:
             reports = [report for status in membership.statuses(Role.TRAINER) for report in status.ranks]
         now_s = time.monotonic()
         if is_stopping:
+            # The time of the first call after the request.
             self._stop_s = self._stop_s or now_s
             # Ranks that still run shortly before the stop grace ends are killed, because the job would fail otherwise.
             return now_s - self._stop_s > host.plan.timings.early_grace_s
@@ -116,9 +117,10 @@ class JobProfile:
         # few steps has no profile.
         check_ranks(ranks, facts)
         parts = [self._measure(ranks)]
+        # Data hosts send their measurements with their last statuses, so wait until they have ended.
         deadline_s = time.monotonic() + _SUPPLY_S
-        while self._others() and time.monotonic() < deadline_s and host.interrupted_s is None:
-            host.tick(lambda _: f"the measurements of {', '.join(self._others())}")
+        while self._data_hosts_at_work() and time.monotonic() < deadline_s and host.interrupted_s is None:
+            host.tick(lambda _: f"the measurements of {', '.join(self._data_hosts_at_work())}")
         with host.hub.membership() as membership:
             parts += [found for status in membership.statuses(Role.DATA) if (found := _host_part(status)) is not None]
         self._write(ranks, [part for part in parts if part is not None], facts)
@@ -139,7 +141,7 @@ class JobProfile:
         if part is not None:
             host.publish(profile_json=part.to_json())
 
-    def _others(self) -> list[str]:
+    def _data_hosts_at_work(self) -> list[str]:
         """Return the data hosts that have not ended. The first trainer host waits for their measurements."""
         with self._host.hub.membership() as membership:
             return membership.at_work(Role.DATA)
@@ -160,7 +162,7 @@ class JobProfile:
             instance_type=trainers[0].instance_type,
             vcpus=self._vcpus(),
             num_hosts=len(host.plan.trainer_hosts),
-            ranks_per_host=max(1, host.plan.placement.num_ranks),
+            ranks_per_host=host.plan.placement.num_ranks,
             num_endpoints=servers.number * servers.num_slots,
             has_data_hosts=any(group.role is Role.DATA for group in host.plan.cluster.groups),
             warmup_steps=options.warmup_steps,
@@ -176,32 +178,42 @@ class JobProfile:
         return (options.emulate_vcpus if is_emulated else None) or usable_cpus()
 
     def _measure(self, ranks: dict[int, RankPart]) -> HostPart | None:
-        """Run the process that measures, and return what it measured. None if there is nothing to measure."""
+        """Run the process that measures what samples and batches cost. Return the costs on this host.
+
+        Return None if there is nothing to measure.
+
+        Args:
+            ranks: What each rank has reported. The lowest rank describes the samples and batches.
+        """
         host, options = self._host, self._host.plan.options
-        # The lowest rank describes the batches. Without any rank, nothing is known about them.
-        first = ranks.get(min(ranks, default=0))
-        if first is None:
+        lowest_rank = ranks.get(min(ranks, default=0))
+        if lowest_rank is None:
             return None
         is_emulated = options.emulate_sample_s is not None
         is_trainer = host.plan.placement.num_ranks > 0
+        # Simulated hosts share a machine, so one of them measures its samples for all: the trainer host. Emulated
+        # samples have a stated cost on each host.
         are_hosts_simulated = host.plan.placement.usage_scope == "tree"
         if are_hosts_simulated and not is_emulated and not is_trainer:
             return HostPart(
                 notes=(f"Samples were not measured on {host.plan.name}, because simulated hosts share a machine.",)
             )
-        leaves = () if first.contents is None else first.contents.leaves
+        # The leaves are the tensors of a batch.
+        leaves = () if lowest_rank.contents is None else lowest_rank.contents.leaves
         request = CostOptions(
             host=host.plan.name,
             instance_type=host.plan.cluster.current_group.instance_type,
             script=options.script,
             is_module=options.module,
             script_args=options.script_args,
-            work=first.work,
-            batch_bytes=tuple(round(leaf.bytes_per_sample * first.batch_samples) for leaf in leaves),
+            # The samples that the measuring process fetches.
+            work=lowest_rank.work,
+            batch_bytes=tuple(round(leaf.bytes_per_sample * lowest_rank.batch_samples) for leaf in leaves),
             num_processes=usable_cpus(),
             vcpus=self._vcpus(),
             emulated_sample_s=options.emulate_sample_s,
             parent_pid=os.getpid(),
+            # Only ranks receive batches, so only a trainer host measures what this costs.
             receives=is_trainer,
         )
         logger.info("progress: profiling: the samples, on %s", host.plan.name)
@@ -245,6 +257,9 @@ class JobProfile:
             logger.warning("asked to stop: no profile is written")
             return
         report = self._report()
+        # If other programs used the CPUs, or real work took longer than the emulated time, the measured times are too
+        # long. The profile then has a note that its times are upper bounds, and the share of the times that may be in
+        # excess.
         note = upper_bounds_note({"the profile run": report})
         facts = dataclasses.replace(facts, excess_share=excess_share(report), excess_notes=(note,) if note else ())
         profile = assemble_profile(ranks, hosts, facts)
@@ -279,6 +294,7 @@ class ProgressLines:
             text: The text of `progress_text`. While it is empty, lines say how long the ranks have had no batch.
             now_s: Monotonic seconds. The wait begins with the first call.
         """
+        # Log the next line when the phase changes, or after a while. The first line is due after a while.
         if self._began_s is None:
             self._began_s = self._shown_s = now_s
         text = text or f"{_WAITING}, {now_s - self._began_s:.0f} s"

@@ -95,15 +95,17 @@ def measure(trainers: Sequence[HostStatus]) -> Progress | None:
         trainers: Last status of each trainer host.
     """
     reports = {report.rank: report for status in trainers for report in status.ranks}
-    lead = named_summaries(reports[min(reports)].summaries_json) if reports else {}
-    begun = {name: summary for name, summary in lead.items() if summary.num_steps}
-    if not begun:
+    if not reports:
         return None
-    loader = reports[min(reports)].loader
+    lowest = reports[min(reports)]
+    with_steps = {name: each for name, each in named_summaries(lowest.summaries_json).items() if each.num_steps}
+    if not with_steps:
+        return None
+    loader = lowest.loader
     # If the first batch of this loader has not arrived yet, use the loader that has taken the most time.
-    if loader not in begun:
-        loader = max(begun, key=lambda name: begun[name].total_s)
-    summary = begun[loader]
+    if loader not in with_steps:
+        loader = max(with_steps, key=lambda name: with_steps[name].total_s)
+    summary = with_steps[loader]
     steps_left = summary.pass_steps_left if summary.pass_steps else None
     pace = None
     # If a host has not reported its ranks yet, the pace of all ranks is not known.
@@ -128,9 +130,10 @@ def describe(progress: Progress) -> str:
     pace = progress.pace
     if pace is None:
         return text
-    left = "" if pace.left_s is None else f", {_clock_text(pace.left_s)} left in this pass"
+    time_left = "" if pace.left_s is None else f", {_clock_text(pace.left_s)} left in this pass"
+    # A rate below ten has one decimal. 9.95 would be rounded to 10.0.
     rate = f"{pace.samples_per_s:.0f}" if pace.samples_per_s >= 9.95 else f"{pace.samples_per_s:.1f}"
-    return f"{text}{left}, {rate} samples/s, {100 * pace.data_wait:.0f} % data wait"
+    return f"{text}{time_left}, {rate} samples/s, {100 * pace.data_wait:.0f} % data wait"
 
 
 def bar_line(text: str, columns: int) -> str:
@@ -203,6 +206,7 @@ class StatusLine:
         if self.is_live:
             seconds = int(self._clock() - self._started_s)
             clock = f"{seconds // 60:02d}:{seconds % 60:02d} "
+            # In the last column, some terminals begin a new line.
             columns = self._columns() - 1
             line = clock + bar_line(self._text, columns - len(clock))
             self._write(f"\r\x1b[K{line[:columns]}")
@@ -213,6 +217,7 @@ class StatusLine:
             self._write("\r\x1b[K")
 
     def _write(self, text: str) -> None:
+        """Write a text to the terminal. If that fails, draw nothing from now on."""
         try:
             self._stream.write(text)
             self._stream.flush()

@@ -29,6 +29,7 @@ def named_summaries(summaries_json: Iterable[bytes]) -> dict[str, StepSummary]:
 
 
 def _summaries(summaries_json: Iterable[bytes]) -> Iterator[StepSummary]:
+    """Yield a rank's summaries without the malformed ones."""
     for part in summaries_json:
         try:
             yield StepSummary.from_json(part)

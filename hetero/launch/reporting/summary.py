@@ -180,6 +180,7 @@ def _expectation(options: LaunchOptions, cluster: ClusterSpec, ranks: Sequence[R
     plan = load_plan(options.plan)
     # A job that chooses the number of endpoints on trainer hosts looks for the number that the plan recommends.
     endpoints = trainer_endpoints_of(options, has_data_hosts=bool(cluster.data_hosts))
+    # A plan may contain the same cluster with and without compression. A loader that compresses stands for the job.
     compression = next((loader.compression for rank in ranks for loader in rank.loaders if loader.compression), None)
     planned = plan.cluster_of(groups, endpoints, compression=compression)
     if planned is None:
@@ -198,7 +199,8 @@ def _placement_name(options: LaunchOptions, cluster: ClusterSpec, statuses: Sequ
     if not cluster.data_hosts:
         return "homogeneous"
     trainer_endpoints = trainer_endpoints_of(options, has_data_hosts=True)
-    # With auto, the number of endpoints on trainer hosts may have stayed 0 for the whole job.
+    # With auto, the number of endpoints on trainer hosts may have stayed 0 for the whole job. So look for their
+    # batches.
     if trainer_endpoints is None:
         trainers = {host.name for host in cluster.trainer_hosts}
         computed = sum(status.counters.get("batches computed", 0) for status in statuses if status.host in trainers)
@@ -212,8 +214,8 @@ def _rank_facts(statuses: Sequence[HostStatus]) -> list[RankFacts]:
     for status in statuses:
         for report in status.ranks:
             loaders = (_read(StepSummary, part) for part in report.summaries_json)
-            known = tuple(loader for loader in loaders if loader is not None)
-            found.append(RankFacts(rank=report.rank, host=status.host, loaders=known))
+            valid = tuple(loader for loader in loaders if loader is not None)
+            found.append(RankFacts(rank=report.rank, host=status.host, loaders=valid))
     return sorted(found, key=lambda facts: facts.rank)
 
 
@@ -235,8 +237,8 @@ def _events(statuses: Sequence[HostStatus], data_hosts: Sequence[str], ranks: Se
             events.update(report.counters)
     name = "batches computed"
     computed = {status.host: status.counters[name] for status in statuses if name in status.counters}
-    # Add this total only if every data host has sent its count. A missing count must not read as 0, because data hosts
-    # without any batch are reported as an error.
+    # Add the total of the data hosts only if each of them has sent its count. A missing count must not read as 0,
+    # because data hosts without any batch are reported as an error.
     if data_hosts and computed.keys() >= set(data_hosts):
         events[COMPUTED_ON_DATA_HOSTS] = sum(computed[host] for host in data_hosts)
     summaries = [summary for rank in ranks for summary in rank.loaders]

@@ -236,7 +236,8 @@ class _Study:
                 channel.name: self._manifest_uri(run_id, channel, files[channel.name]) for channel in self._reduced
             },
         )
-        return _Planned(run=run, fraction=num_bytes / max(1, self._num_bytes), files=files)
+        # Objects are whole, so the real fraction differs from ``fraction``.
+        return _Planned(run=run, fraction=num_bytes / self._num_bytes, files=files)
 
     def check(self, planned: Sequence[_Planned]) -> None:
         """Raise `ConfigError` if no forecast can follow from the jobs, or they have more than the whole data."""
@@ -256,9 +257,10 @@ class _Study:
     ) -> list[DataFile]:
         """Return the objects of a channel that a job gets."""
         # Each host of a sharded channel needs at least one object of its own.
-        num_hosts = sum(group.count for group in groups) if channel.is_sharded else 1
+        min_objects = sum(group.count for group in groups) if channel.is_sharded else 1
+        # `choose_files` numbers replicates from 0.
         return choose_files(
-            self._objects[channel.name], fraction, seed=self._seed, replicate=replicate - 1, min_files=num_hosts
+            self._objects[channel.name], fraction, seed=self._seed, replicate=replicate - 1, min_files=min_objects
         )
 
     def _manifest_uri(self, run_id: str, channel: Channel, files: Sequence[DataFile]) -> str:
@@ -288,8 +290,9 @@ class _Study:
         for name, estimator in self._estimators.items():
             groups = adapter_of(estimator).groups()
             hosts = _Hosts.of(groups, self._roles, catalogue)
-            own = [each for each in planned if each.run.levels["cluster"] == name and each.run.run_id in by_id]
-            points = tuple(self._point(watch, each, by_id[each.run.run_id], hosts) for each in own)
+            # A run that the budget did not allow has no result.
+            runs = [each for each in planned if each.run.levels["cluster"] == name and each.run.run_id in by_id]
+            points = tuple(self._point(watch, each, by_id[each.run.run_id], hosts) for each in runs)
             has_resources = all(point.resources.cpu_percent_mean is not None for point in points)
             notes = () if has_resources else (_NO_RESOURCES,)
             candidate = Candidate(
@@ -352,18 +355,20 @@ class _Hosts:
 
     @classmethod
     def of(cls, groups: Sequence[RequestGroup], roles: Mapping[str, Role], catalogue: Catalogue) -> _Hosts:
+        """Return the hosts of a job, with the memory that the catalogue states for the types of the trainer groups."""
         trainers = [group for group in groups if roles.get(group.name) is not Role.DATA]
+        # None for a type that the catalogue does not know.
         infos = [catalogue.find(group.instance_type) for group in trainers]
         return cls(
             groups=groups,
             trainers=trainers,
-            memory_bytes=_common_bytes([None if info is None else info.memory_gib for info in infos]),
-            one_gpu_bytes=_common_bytes([None if info is None else info.accelerator_memory_gib for info in infos]),
+            memory_bytes=_bytes_if_equal([None if info is None else info.memory_gib for info in infos]),
+            one_gpu_bytes=_bytes_if_equal([None if info is None else info.accelerator_memory_gib for info in infos]),
         )
 
 
-def _common_bytes(memory_gib: Sequence[float | None]) -> float | None:
-    """Return the memory of all types in bytes. None if a type's memory is unknown, or the types differ."""
+def _bytes_if_equal(memory_gib: Sequence[float | None]) -> float | None:
+    """Return the memory that all types have, in bytes. None if a type's memory is unknown, or the types differ."""
     kinds = {*memory_gib}
     gib = kinds.pop() if len(kinds) == 1 else None
     return None if gib is None else gib * 2**30
@@ -376,7 +381,7 @@ _NO_RESOURCES = (
 
 
 def _estimators(estimator: Any, candidates: Sequence[str]) -> dict[str, Any]:
-    """Return the estimator of each candidate by a name."""
+    """Return a copy of the estimator for each candidate, by the name of its cluster."""
     if not candidates:
         return {_cluster(estimator).name: estimator}
     found = {}
@@ -384,11 +389,11 @@ def _estimators(estimator: Any, candidates: Sequence[str]) -> dict[str, Any]:
         kind, colon, count = text.rpartition(":")
         if not (kind and colon and count.isdecimal() and int(count) >= 1):
             raise ConfigError(f"candidate {text!r:.80}: expected TYPE:COUNT, for example ml.m5.4xlarge:6")
-        double = _with_cluster(estimator, kind, int(count))
-        name = _cluster(double).name
+        estimator_copy = _with_cluster(estimator, kind, int(count))
+        name = _cluster(estimator_copy).name
         if name in found:
             raise ConfigError(f"candidate {text} is given twice; expected different clusters")
-        found[name] = double
+        found[name] = estimator_copy
     return found
 
 
@@ -399,10 +404,10 @@ def _with_cluster(estimator: Any, instance_type: str, count: int) -> Any:
             update={"instance_type": instance_type, "instance_count": count, "instance_groups": None}
         )
         return estimator.model_copy(update={"compute": compute})
-    double = copy_of(estimator)
-    double.instance_groups = None
-    double.instance_type, double.instance_count = instance_type, count
-    return double
+    estimator_copy = copy_of(estimator)
+    estimator_copy.instance_groups = None
+    estimator_copy.instance_type, estimator_copy.instance_count = instance_type, count
+    return estimator_copy
 
 
 def _cluster(estimator: Any) -> Cluster:
@@ -421,8 +426,8 @@ def _name_of(estimator: Any) -> str:
 def _target_uri(document: Mapping[str, Any], session: Any) -> str:
     """Return where manifests go: the bucket of the job's output, or else the session's default bucket."""
     path = str((document.get("OutputDataConfig") or {}).get("S3OutputPath") or "")
-    # The recording does not know the account's default bucket. Manifests once went to the bucket of its made-up
-    # account.
+    # `document` is the request that `record` made without asking AWS. If the SDK put its default bucket into the
+    # request, the name of this bucket has the made-up number `ACCOUNT`, and the bucket does not exist.
     if path.startswith("s3://") and ACCOUNT not in path:
         return path.rstrip("/")
     return f"s3://{session.default_bucket()}"

@@ -65,7 +65,10 @@ def _name_of(recording: Recording, uri: str) -> str:
 
 
 def _files(name: str, content: bytes) -> Iterator[tuple[str, bytes]]:
-    """Yield the files of an archive, because an archive has times in it, or the object itself."""
+    """Yield the name and content of each file of an archive, or of the object if it is no archive.
+
+    An archive also contains the times of its files, which differ each time that the SDK makes it.
+    """
     if not name.endswith(".tar.gz"):
         yield name, content
         return

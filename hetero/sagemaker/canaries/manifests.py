@@ -125,6 +125,7 @@ def _document_of(channel: Channel, manifest: str | None) -> dict[str, Any]:
 
 
 def _input_of_2(channel: Channel, manifest: str | None) -> Any:
+    """Return the channel as an input of SDK 2. See `_document_of`."""
     from sagemaker.inputs import TrainingInput
 
     made = TrainingInput(channel.uri)
@@ -134,6 +135,7 @@ def _input_of_2(channel: Channel, manifest: str | None) -> Any:
 
 
 def _input_of_3(channel: Channel, manifest: str | None) -> Any:
+    """Return the channel as an input of SDK 3. See `_document_of`."""
     from sagemaker.core import shapes  # type: ignore[import-untyped,unused-ignore]
 
     return shapes.Channel(**_snake_case(_document_of(channel, manifest)))

@@ -37,10 +37,12 @@ def point_of_job(result: RunResult, *, fraction: float, resources: Resources) ->
     """Return the point of a job.
 
     Args:
-        result: The job's result, whose phases are the service's.
-        fraction: Share of the data that it had.
-        resources: What CloudWatch has of it.
+        result: The job's result, with the seconds of each phase that the service states.
+        fraction: Share of the data that the job had.
+        resources: What CloudWatch has of the job.
     """
+    # A part that grows takes more time with more data, and the forecast extrapolates it. All other time of the job is
+    # fixed.
     phases = {name: seconds for name, seconds in result.phases.items() if name in (*_GROWING, "uploading")}
     parts = [Part(name=name, seconds=seconds, grows=name in _GROWING) for name, seconds in phases.items()]
     # If the service described none of the phases that grow, the whole job counts as one.
@@ -50,6 +52,7 @@ def point_of_job(result: RunResult, *, fraction: float, resources: Resources) ->
         run_id=result.run_id,
         fraction=fraction,
         replicate=result.replicate,
+        # The billed time that the service states may be shorter than its phases together, which are parts of `wall_s`.
         wall_s=max(result.wall_s, sum(part.seconds for part in parts)),
         parts=tuple(parts),
         resources=resources,
@@ -147,7 +150,8 @@ def _resources(
             p99 = fullest[min(len(fullest) - 1, int(0.99 * len(fullest)))]
             percents_of = {"mean": sum(fullest) / len(fullest), "p99": p99, "peak": fullest[-1]}
             fields |= {f"{key}_{name}_bytes": percent / 100 * total_bytes for name, percent in percents_of.items()}
-    # CloudWatch does not show how much memory the host used before the job.
+    # CloudWatch does not show how much memory a host uses before it reads data. Without a base, the forecast lets the
+    # whole memory grow with the data.
     if "memory_peak_bytes" in fields:
         fields["memory_base_bytes"] = 0.0
     return Resources(**fields)

@@ -61,10 +61,10 @@ def torch_distributed(request: TrainingRequest) -> Iterator[Problem]:
     if len(request.groups) > 1 and request.parameter("sagemaker_torch_distributed_enabled"):
         # torchrun then starts hetero's launcher, so the job works.
         has_launcher = "hetero_script" in request.hyperparameters
-        more = " hetero's launcher holds back all but one of them." if has_launcher else ""
+        addition = " hetero's launcher holds back all but one of them." if has_launcher else ""
         yield Problem(
             f"torch_distributed is on with {len(request.groups)} groups. The SDK drops the group that it is for, and "
-            f"every group starts its own torchrun, also on data hosts.{more}",
+            f"every group starts its own torchrun, also on data hosts.{addition}",
             "leave out distribution=. hetero's launcher starts the ranks of the trainer group",
             is_error=not has_launcher,
         )
@@ -76,6 +76,7 @@ def distribution_groups(request: TrainingRequest) -> Iterator[Problem]:
         return
     listed = request.parameter("sagemaker_distribution_instance_groups")
     names = [str(name) for name in listed] if isinstance(listed, list) else []
+    # Both strategies start ranks with MPI. `torch_distributed` reports the third strategy.
     strategies = ("sagemaker_mpi_enabled", "sagemaker_distributed_dataparallel_enabled")
     is_on = any(request.parameter(name) for name in strategies)
     known = [group.name for group in request.groups]
@@ -132,16 +133,16 @@ def channels_without_data_hosts(request: TrainingRequest) -> Iterator[Problem]:
     """Report channels that only trainer hosts get, although data hosts build the data set."""
     roles = roles_of(request)
     data_groups = [name for name, role in roles.items() if role is Role.DATA]
-    missed = [
+    only_for_trainers = [
         channel.name
         for channel in request.channels
         if channel.groups and all(roles.get(name) is Role.TRAINER for name in channel.groups)
     ]
     # A job whose data hosts lacked a channel once passed the check, and failed after it had begun. This is only a
     # warning, because a channel may be for the ranks alone.
-    if data_groups and missed:
+    if data_groups and only_for_trainers:
         yield Problem(
-            f"no data host gets the channels {_listed(missed)}, and data hosts build the data set",
+            f"no data host gets the channels {_listed(only_for_trainers)}, and data hosts build the data set",
             f"name {_listed(data_groups)} in their instance_groups too, unless only the ranks read them",
         )
 
@@ -207,12 +208,15 @@ def volume_that_is_ignored(request: TrainingRequest) -> Iterator[Problem]:
     # The SDK itself states 30 GB, so the user has not chosen this size.
     if size_gb in (0, SDK_VOLUME_GB):
         return
+    # Only groups whose type has local storage. `storage_gb` returns 0 for a type with EBS only, None for an unknown
+    # type.
     local_gb = {group: found for group in request.groups if (found := storage_gb(group))}
-    ignoring = [group for group in local_gb if local_gb[group] < size_gb]
-    # If no group has EBS, no group uses the size. One report is enough then.
-    if not ignoring and len(local_gb) == len(request.groups):
-        ignoring = [request.groups[0]]
-    for group in ignoring:
+    # A type with larger local storage has room for the data without the volume.
+    too_small = [group for group in local_gb if local_gb[group] < size_gb]
+    # If no group has EBS, the size has no effect on any group. Report this for one of them.
+    if not too_small and len(local_gb) == len(request.groups):
+        too_small = [request.groups[0]]
+    for group in too_small:
         yield Problem(
             f"the request has a volume of {size_gb} GB, but {group.instance_type} of group {group.name!r} gets no "
             f"volume. It has {local_gb[group]} GB of local NVMe",
@@ -235,12 +239,12 @@ def volume_that_is_missing(request: TrainingRequest) -> Iterator[Problem]:
 
 def key_for_local_storage(request: TrainingRequest) -> Iterator[Problem]:
     """Report a KMS key for types with local storage. The service rejects it, because hardware encrypts the data."""
-    local = [group for group in request.groups if storage_gb(group)]
+    with_local_storage = [group for group in request.groups if storage_gb(group)]
     key = member(request, "ResourceConfig.VolumeKmsKeyId", str, "")
-    if local and key:
+    if with_local_storage and key:
         yield Problem(
             f"the request has a VolumeKmsKeyId, which SageMaker rejects for types with local NVMe such as "
-            f"{local[0].instance_type} of group {local[0].name!r}",
+            f"{with_local_storage[0].instance_type} of group {with_local_storage[0].name!r}",
             "leave out volume_kms_key, also as a default of the account. The hardware encrypts local NVMe",
         )
 
@@ -263,9 +267,9 @@ def traffic_encryption(request: TrainingRequest) -> Iterator[Problem]:
     """Warn if the service encrypts the traffic between hosts, because it then encrypts every batch."""
     if _num_hosts(request) > 1 and _is_encrypted(request):
         has_tls = "hetero_tls_dir" in request.hyperparameters
-        more = " TLS of hetero_tls_dir encrypts them a second time." if has_tls else ""
+        addition = " TLS of hetero_tls_dir encrypts them a second time." if has_tls else ""
         yield Problem(
-            f"inter-container encryption is on. It encrypts all batches, which costs throughput.{more}",
+            f"inter-container encryption is on. It encrypts all batches, which costs throughput.{addition}",
             "measure with and without it. Without it and hetero_tls_dir, gRPC is in plaintext inside the job's network",
         )
 

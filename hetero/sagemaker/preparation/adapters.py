@@ -82,8 +82,7 @@ class _Estimator:
         If the estimator was prepared before, they include hetero's hyperparameters.
         """
         # Read the attribute and do not call hyperparameters(), which encodes all values in the classes of frameworks.
-        found: Mapping[str, Any] = self._estimator._hyperparameters or {}
-        return found
+        return dict(self._estimator._hyperparameters or {})
 
     def image(self) -> str:
         """Return the image's Python version, such as ``py310``, or else the image's tag. Empty if both are unknown."""
@@ -149,8 +148,8 @@ class _Estimator:
 
     def add_metrics(self, metrics: Sequence[Mapping[str, str]]) -> None:
         """Add metric definitions with Name and Regex. They do not replace definitions of the same name."""
-        own = list(self._estimator.metric_definitions or ())
-        self._estimator.metric_definitions = own + _missing(metrics, [each["Name"] for each in own])
+        stated = list(self._estimator.metric_definitions or ())
+        self._estimator.metric_definitions = stated + _missing(metrics, [each["Name"] for each in stated])
 
 
 class _Trainer:
@@ -160,6 +159,7 @@ class _Trainer:
         self._trainer = trainer
 
     def code(self) -> Code:
+        """Return the location of the trainer's code. Raise `ConfigError` if a setting conflicts with a staged copy."""
         trainer, code = self._trainer, self._trainer.source_code
         if trainer.distributed is not None:
             raise ConfigError(
@@ -181,8 +181,7 @@ class _Trainer:
         )
 
     def hyperparameters(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self._trainer.hyperparameters or {}
-        return found
+        return dict(self._trainer.hyperparameters or {})
 
     def image(self) -> str:
         return _tag(self._trainer.training_image)
@@ -201,6 +200,7 @@ class _Trainer:
         return _groups(compute.instance_groups, compute.instance_type, compute.instance_count)
 
     def make_groups(self, groups: Iterable[RequestGroup]) -> list[Any]:
+        """Return groups as objects of the SDK's class ``InstanceGroup``."""
         from sagemaker.core.shapes import InstanceGroup  # type: ignore[import-untyped,unused-ignore]
 
         return [
@@ -217,6 +217,7 @@ class _Trainer:
         parameters: Mapping[str, Any],
         metrics: Sequence[Mapping[str, str]],
     ) -> None:
+        """Set the trainer's code to a staged folder, and add hyperparameters and metrics. See `_Estimator.apply`."""
         trainer = self._trainer
         code = {
             "source_dir": str(folder),
@@ -230,12 +231,13 @@ class _Trainer:
         self.add_metrics(metrics)
 
     def add_metrics(self, metrics: Sequence[Mapping[str, str]]) -> None:
+        """Add metric definitions with new names. The trainer's own definitions stay."""
         from sagemaker.core.shapes import MetricDefinition  # type: ignore[import-untyped,unused-ignore]
 
-        own = list(self._trainer._metric_definitions or ())
-        more = _missing(metrics, [each.name for each in own])
-        added = [MetricDefinition(name=each["Name"], regex=each["Regex"]) for each in more]
-        self._trainer.with_metric_definitions([*own, *added])
+        stated = list(self._trainer._metric_definitions or ())
+        missing = _missing(metrics, [each.name for each in stated])
+        added = [MetricDefinition(name=each["Name"], regex=each["Regex"]) for each in missing]
+        self._trainer.with_metric_definitions([*stated, *added])
 
 
 Adapter: TypeAlias = _Estimator | _Trainer

@@ -47,8 +47,9 @@ def copy_code(
     """
 
     def all_ignored(folder: str, names: list[str]) -> set[str]:
-        here = Path(folder).resolve()
-        output = {name for name in names if here / name == left_out or has_opt_ml(here / name)}
+        """Return the names in a folder that are not copied. `shutil.copytree` calls this for each folder."""
+        folder_path = Path(folder).resolve()
+        output = {name for name in names if folder_path / name == left_out or has_opt_ml(folder_path / name)}
         return output.union(*(each(folder, names) for each in ignored))
 
     try:
@@ -82,12 +83,14 @@ def ignored_files(source: Path) -> Ignored:
         raise ConfigError(f"{path}: {str(error)[:200]}; expected patterns as in a .gitignore") from error
 
     def ignored(folder: str, names: list[str]) -> set[str]:
-        paths = {name: Path(folder, name) for name in names}
-        # As in git, the path of a folder ends with a slash. A pattern that ends with a slash matches only folders.
-        return {
-            name
-            for name, path in paths.items()
-            if spec.match_file(f"{path.relative_to(source).as_posix()}{'/' * path.is_dir()}")
-        }
+        """Return the names in a folder that match a pattern."""
+        found = set()
+        for name in names:
+            path = Path(folder, name)
+            # As in git, the path of a folder ends with a slash. A pattern that ends with a slash matches only folders.
+            end = "/" if path.is_dir() else ""
+            if spec.match_file(path.relative_to(source).as_posix() + end):
+                found.add(name)
+        return found
 
     return ignored

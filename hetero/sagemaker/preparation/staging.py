@@ -53,6 +53,7 @@ class _Origin(NamedTuple):
 
 
 _origins: dict[str, _Origin] = {}
+"""The user's code and script of each estimator that was prepared, by the path of the staged copy."""
 _folders = contextlib.ExitStack()
 atexit.register(_folders.close)
 
@@ -98,14 +99,14 @@ def prepare(
     script_path = _module_path(origin) if is_module else _script_path(origin)
     # Without a source folder, the script alone is copied, so its folder does not exist in the job.
     staged_script = script_path.name if code.folder is None else origin.script
-    ours = _parameters(staged_script, adapter, options)
+    parameters = _parameters(staged_script, adapter, options)
     # Stage the code. The staged folder outlives this call only if every step succeeds.
     with contextlib.ExitStack() as undo:
         folder = undo.enter_context(private_folder("hetero-staged-")) / "source"
         _copy_code(code, script_path, folder)
         _add_ours(folder, code.requirements, token=token, wheels=wheels, is_offline=adapter.is_isolated())
         adapter.apply(
-            folder, LAUNCHER_NAME, requirements=code.requirements, parameters=ours, metrics=METRIC_DEFINITIONS
+            folder, LAUNCHER_NAME, requirements=code.requirements, parameters=parameters, metrics=METRIC_DEFINITIONS
         )
         _folders.push(undo.pop_all())
     # If the estimator is prepared again, the current folder may be another one, so keep the whole path of the script.
@@ -116,9 +117,9 @@ def prepare(
 def _origin(adapter: Adapter, script: str | None) -> _Origin:
     """Return the user's code and script. If the estimator is already prepared, return the original code and script."""
     code = adapter.code()
-    before = None if code.folder is None else _origins.get(str(code.folder))
-    if before is not None:
-        return _Origin(before.code, script or before.script)
+    earlier_origin = None if code.folder is None else _origins.get(str(code.folder))
+    if earlier_origin is not None:
+        return _Origin(earlier_origin.code, script or earlier_origin.script)
     parameters = adapter.hyperparameters()
     if script is None and "hetero_script" in parameters:
         script = check_hyperparameters(parameters, "the estimator's hyperparameters").script
@@ -176,16 +177,17 @@ def _module_path(origin: _Origin) -> Path:
 
 def _parameters(script: str, adapter: Adapter, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the hyperparameters that `prepare` adds to the estimator's own."""
-    kept = adapter.hyperparameters()
+    own_parameters = adapter.hyperparameters()
     added: dict[str, Any] = {"hetero_script": script}
     for name, value in options.items():
-        # The SDK writes values as JSON or as Python does. Only a list has the same form in both, and a path has none.
+        # One SDK writes values as JSON, the other as Python does. A list looks the same in both, but a tuple does not,
+        # and JSON has no paths.
         if isinstance(value, tuple):
             value = list(value)
         added[f"hetero_{name}"] = os.fspath(value) if isinstance(value, os.PathLike) else value
-    if adapter.trains_with_tensorflow() and "hetero_framework" not in kept:
+    if adapter.trains_with_tensorflow() and "hetero_framework" not in own_parameters:
         added.setdefault("hetero_framework", "tensorflow")
-    check_hyperparameters({**kept, **added}, "the options of prepare or the hyperparameters")
+    check_hyperparameters({**own_parameters, **added}, "the options of prepare or the hyperparameters")
     return added
 
 
@@ -199,6 +201,7 @@ def _copy_code(code: Code, script: Path, target: Path) -> None:
     copied_bytes = 0
 
     def copy(source: str, destination: str) -> None:
+        """Copy a file. Raise `ConfigError` if all files so far have more than `MAX_CODE_BYTES`."""
         nonlocal copied_bytes
         copied_bytes += Path(source).stat().st_size
         if copied_bytes > MAX_CODE_BYTES:
@@ -232,23 +235,25 @@ def _add_ours(
         _write_token(folder / TOKEN_NAME, token)
     for wheel in _wheels(wheels):
         shutil.copy2(wheel, folder)
-    own = build_wheel(folder)
+    own_wheel = build_wheel(folder)
     path = source / requirements
-    users = path.read_text(encoding="utf-8") if path.is_file() else ""
+    users_lines = path.read_text(encoding="utf-8") if path.is_file() else ""
     # If one line of a requirements file has a hash, pip demands a hash in each line.
-    hashed = f" --hash=sha256:{hashlib.sha256(own.read_bytes()).hexdigest()}" if "--hash" in users else ""
+    digest = hashlib.sha256(own_wheel.read_bytes()).hexdigest()
+    hash_option = f" --hash=sha256:{digest}" if "--hash" in users_lines else ""
     lines = [
         "# hetero.sagemaker.prepare: hetero comes with the code",
         f"--find-links {STAGED_FOLDER}",
         *(["--no-index"] if is_offline else []),
-        f"./{STAGED_FOLDER}/{own.name}{hashed}",
+        f"./{STAGED_FOLDER}/{own_wheel.name}{hash_option}",
         "# the job's own",
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(lines) + "\n" + users, encoding="utf-8")
+    path.write_text("\n".join(lines) + "\n" + users_lines, encoding="utf-8")
 
 
 def _write_token(path: Path, token: bool | Path) -> None:
+    """Write a new token, or the token of a file, to a path. Raise `ConfigError` for a value of another type."""
     from hetero.control.security import Token, load_token, write_token
 
     if token is not True and not isinstance(token, Path):
@@ -258,6 +263,7 @@ def _write_token(path: Path, token: bool | Path) -> None:
 
 
 def _wheels(folder: Path | str | None) -> Sequence[Path]:
+    """Return the wheels of a folder. Raise `ConfigError` if the folder contains none."""
     if folder is None:
         return []
     found = sorted(Path(folder).glob("*.whl"))

@@ -84,23 +84,10 @@ class Container:
         # The program and the user's code must be on this machine.
         if source_dir is not None and not source_dir.is_dir():
             raise ConfigError(f"the source directory {source_dir} does not exist; expected a folder")
-        if not entry and not script:
-            raise ConfigError(
-                "the request names no program; expected the hyperparameter sagemaker_program (the SDK's entry_point) "
-                "or a ContainerEntrypoint, because a rehearsal cannot run the image's own program"
-            )
-        if not entry and source_dir is None:
-            where = request.parameter("sagemaker_submit_directory") or "an unknown place"
-            raise ConfigError(
-                f"the user's code is at {where!s:.200}; give its folder on this machine: --source-dir DIR"
-            )
-        # `set_up` adds the launcher to the code.
-        has_script = script == LAUNCHER_NAME or source_dir is None or (source_dir / script).is_file()
-        if not entry and not has_script:
-            raise ConfigError(
-                f"{source_dir} has no {script!r:.100}, the request's entry point; give the folder that has it"
-            )
-        if entry and not _PLATFORM_DIR.search(entry[0]) and shutil.which(_program(entry[0])) is None:
+        if not entry:
+            _check_entry_point(request, script, source_dir)
+        # A program below /opt/ml comes with the code or a channel.
+        elif not _PLATFORM_DIR.search(entry[0]) and shutil.which(_program(entry[0])) is None:
             raise ConfigError(
                 f"the container's program {entry[0]!r:.200} is not on this machine; a rehearsal cannot run "
                 "programs that only the image has"
@@ -119,6 +106,8 @@ class Container:
             request=request,
             through=through,
             entry=entry,
+            # A request with a program may name no entry point. The launch options need one, and the program decides
+            # whether it is used.
             script=script or "launcher.py",
             source_dir=source_dir,
             left_out=output_dir.resolve(),
@@ -134,8 +123,8 @@ class Container:
         """
         base = host.base_dir.resolve()
         if self.source_dir is not None:
-            # For a prepared job the caller may pass the original code. It lacks the launcher, and has the files that
-            # `prepare` leaves out.
+            # For a prepared job the caller may pass the original code. This code lacks the launcher, and has the files
+            # that `prepare` leaves out.
             is_prepared = self.script == LAUNCHER_NAME
             ignored = ignored_files(self.source_dir) if is_prepared else _NO_CODE
             copy_code(self.source_dir, base / "code", left_out=self.left_out, ignored=[ignored])
@@ -149,9 +138,11 @@ class Container:
             BASE_DIR_VARIABLE: str(base),
         }
         common["PYTHONPATH"] = python_path(common.get("PYTHONPATH", ""))
-        # If the request names a program, run it.
+        # If the request names a program, run it as process 1 of the container, which gets only signals that it has a
+        # handler for.
         if self.entry:
             self._copy_channels(base)
+            # In the request's command, python and python3 mean the Python of this process.
             path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
             return HostCommand(
                 arguments=_here(self.entry, base),
@@ -159,7 +150,8 @@ class Container:
                 directory=base / "code",
                 is_process_1=True,
             )
-        # Otherwise run the entry point through the toolkit, or directly.
+        # Otherwise run the entry point through the toolkit, which is process 1, or directly. A launcher that is started
+        # directly handles SIGTERM, so it needs no rule for process 1.
         if self.through == "toolkit":
             image = str(self.request.algorithm.get("TrainingImage", ""))
             return HostCommand(
@@ -207,6 +199,23 @@ class Container:
             installer.write_text(_NO_INSTALLATION, encoding="utf-8")
 
 
+def _check_entry_point(request: TrainingRequest, script: str, source_dir: Path | None) -> None:
+    """Raise ConfigError if a request that names no program lacks an entry point on this machine."""
+    if not script:
+        raise ConfigError(
+            "the request names no program; expected the hyperparameter sagemaker_program (the SDK's entry_point) "
+            "or a ContainerEntrypoint, because a rehearsal cannot run the image's own program"
+        )
+    if source_dir is None:
+        where = request.parameter("sagemaker_submit_directory") or "an unknown place"
+        raise ConfigError(f"the user's code is at {where!s:.200}; give its folder on this machine: --source-dir DIR")
+    # `Container.set_up` adds the launcher of a prepared job to the code.
+    if script != LAUNCHER_NAME and not (source_dir / script).is_file():
+        raise ConfigError(
+            f"{source_dir} has no {script!r:.100}, the request's entry point; give the folder that has it"
+        )
+
+
 def _here(entry: Sequence[str], base: Path) -> list[str]:
     """Return the command that starts the container's program on this machine.
 
@@ -214,7 +223,8 @@ def _here(entry: Sequence[str], base: Path) -> list[str]:
         ConfigError: If the program is in the host's tree but is not an executable file.
     """
     program, *arguments = (_moved(part, base) for part in (_program(entry[0]), *entry[1:]))
-    if program != entry[0] and program.startswith(str(base)) and not os.access(program, os.X_OK):
+    is_in_tree = program != entry[0] and program.startswith(str(base))
+    if is_in_tree and not os.access(program, os.X_OK):
         raise ConfigError(
             f"the container's program {entry[0]!r:.200} is not an executable file; expected it with mode 0755 in "
             f"the code ({BASE_DIR}/code) or in a channel ({BASE_DIR}/{CHANNELS}/CHANNEL)"
@@ -233,9 +243,9 @@ def _moved(text: str, base: Path) -> str:
     Raises:
         ConfigError: If a shell would misread the path of the host's tree.
     """
-    found, number = _PLATFORM_DIR.subn(lambda _: str(base), text)
-    if number and not _PLAIN_PATH.fullmatch(str(base)):
+    moved_text, num_replaced = _PLATFORM_DIR.subn(lambda _: str(base), text)
+    if num_replaced and not _PLAIN_PATH.fullmatch(str(base)):
         raise ConfigError(
             f"a shell would misread the path {base}; choose an --output-dir with only letters, digits and ._+-"
         )
-    return found
+    return moved_text

@@ -83,18 +83,20 @@ def run_request(
     }
     # Write the trees and run the hosts.
     feeders: list[PipeFeeder] = []
-    read_only = {channel.name: channel.state() for channel in channels if channel.mode == "FastFile"}
+    # FastFile channels are links to the user's data, which programs of the job must not change.
+    states_before = {channel.name: channel.state() for channel in channels if channel.mode == "FastFile"}
     # SDK 2 has the code in a folder, SDK 3 in a channel.
     code_folders = [*(channel.path for channel in channels), *([] if source_dir is None else [source_dir])]
     with contextlib.ExitStack() as stack:
 
         def set_up(host: SimulatedHost) -> HostCommand:
-            own = [channel for channel in channels if channel.is_for(host.group)]
-            feeders.extend(map(stack.enter_context, _write_opt_ml(host, request, job.cluster, own)))
+            """Write the files of a host, and return its command. ``feeders`` and ``stack`` end with the rehearsal."""
+            channels_of_host = [channel for channel in channels if channel.is_for(host.group)]
+            feeders.extend(map(stack.enter_context, _write_opt_ml(host, request, job.cluster, channels_of_host)))
             environment = dict(job.texts)
             if (count := counts[host.group]) is not None:
                 environment["HETERO_EMULATE_VCPUS"] = str(count)
-            return job.container.set_up(host, environment, [channel.name for channel in own])
+            return job.container.set_up(host, environment, [channel.name for channel in channels_of_host])
 
         code = run_hosts(
             job.cluster,
@@ -108,7 +110,7 @@ def run_request(
         )
     # Report problems with channels that the hosts do not notice.
     for channel in channels:
-        if channel.mode == "FastFile" and channel.state() != read_only[channel.name]:
+        if channel.mode == "FastFile" and channel.state() != states_before[channel.name]:
             logger.warning(
                 "a program wrote to the data of channel %s, which is read-only on the platform", channel.name
             )
@@ -250,6 +252,7 @@ def _option_texts(request: TrainingRequest, stated: Mapping[str, object]) -> dic
         if isinstance(value, tuple | list):
             text = json.dumps([str(item) for item in value])
         else:
+            # Environment variables state booleans as ``true`` and ``false``.
             text = str(value).lower() if isinstance(value, bool) else str(value)
         texts[f"HETERO_{name.upper()}"] = text
     return texts
@@ -257,6 +260,6 @@ def _option_texts(request: TrainingRequest, stated: Mapping[str, object]) -> dic
 
 def _resolve(request: TrainingRequest, texts: Mapping[str, str], *, script: str) -> LaunchOptions:
     """Return the launch options of the hosts, from the request and from the caller's variables."""
-    own = None if "hetero_script" in request.hyperparameters else script
+    default_script = None if "hetero_script" in request.hyperparameters else script
     parameters = job_parameters(request.hyperparameters, "the request's hyperparameters")
-    return resolve_options(argparse.Namespace(script=own), {**request.environment, **texts}, parameters)
+    return resolve_options(argparse.Namespace(script=default_script), {**request.environment, **texts}, parameters)

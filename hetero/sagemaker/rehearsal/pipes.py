@@ -41,6 +41,7 @@ class PipeFeeder:
         self.has_failed = False
         """Whether an epoch ended early because a file could not be read."""
         self._prefix = folder / channel
+        """Path of each FIFO without the number of its epoch."""
         self._files = files
         self._is_compressed = is_compressed
         self._stopped = threading.Event()

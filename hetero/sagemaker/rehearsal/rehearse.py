@@ -193,7 +193,7 @@ def _run(command: list[str], environment: Mapping[str, str]) -> int:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        # In a session of its own, because Ctrl-C must reach only this process, which forwards it.
+        # Start a new session, because Ctrl-C must reach only this process, which forwards it.
         start_new_session=True,
     )
     assert process.stdout is not None

@@ -42,8 +42,8 @@ class Shortage:
         found = []
         for kind in self.instance_types:
             groups = [group for group in request.groups if group.instance_type == kind]
-            wanted = f"{sum(group.count for group in groups)} for {', '.join(group.name for group in groups)}"
-            found.append(f"{kind} ({wanted}): {self.kind}: {self.why}")
+            num_and_groups = f"{sum(group.count for group in groups)} for {', '.join(group.name for group in groups)}"
+            found.append(f"{kind} ({num_and_groups}): {self.kind}: {self.why}")
         return found
 
 
@@ -62,15 +62,17 @@ def shortage_in(text: str, request: TrainingRequest) -> Shortage | None:
     found = _KIND.search(text)
     if found is None or not is_shortage(text):
         return None
-    wanted = dict.fromkeys(group.instance_type for group in request.groups)
-    named = tuple(kind for kind in wanted if kind in _TYPE.findall(text))
+    # The types of the request, each once. If the text names none of them, any type may be missing.
+    requested_types = dict.fromkeys(group.instance_type for group in request.groups)
+    named_types = tuple(kind for kind in requested_types if kind in _TYPE.findall(text))
     quota = _QUOTA.search(text)
     why, is_final = "the platform has no free instances", False
     if quota is not None:
         limit, used, delta = (int(quota[name]) for name in ("limit", "used", "delta"))
+        # The job alone needs more than the quota, even if nothing else runs.
         is_final = delta > limit
         why = f"the account's quota is {limit}, {used} are in use and the job needs {delta}"
         why += ", so waiting does not help" if is_final else ""
     elif found[1] == "ResourceLimitExceeded":
         why = " ".join(text.split())[:300]
-    return Shortage(kind=found[1], instance_types=named or tuple(wanted), why=why, is_final=is_final)
+    return Shortage(kind=found[1], instance_types=named_types or tuple(requested_types), why=why, is_final=is_final)

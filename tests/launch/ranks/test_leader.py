@@ -114,7 +114,7 @@ def test_leader_that_does_not_end_is_killed_with_the_reason_in_the_log(name: str
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as follower:
             wait_for(leader, lambda: 1 in leader.ranks)
-            leader._lines[1].write({"exit": 3})
+            leader._connections[1].write({"exit": 3})
             _, log = follower.communicate(timeout=30.0)
     assert follower.returncode == 3
     assert "has not ended within 0.2 s of its last message and is killed now" in log
@@ -240,7 +240,7 @@ def test_last_words_of_a_copy_that_is_gone_count(name: str) -> None:
 
 def test_what_a_leader_said_last_is_read_by_a_follower_that_finds_it_gone() -> None:
     here, there = socket.socketpair()
-    lines = leader_module._Lines(here)
+    lines = leader_module._Connection(here)
     there.sendall(b'{"exit": 30}\n')
     there.close()
     lines.write({"stop": True})
