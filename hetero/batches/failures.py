@@ -90,8 +90,7 @@ def dataset_error(
         host=host,
         stage=stage,
         sample_index="" if sample_index == "" else index_text(sample_index),
-        # Make the text one line. Each line of a log has a prefix, and a second line of the text could forge one.
-        exception=_printable(text + note, MAX_TEXT_CHARS).replace("\n", "\\n"),
+        exception=_one_line(text + note),
         traceback=_printable(trace, _MAX_TRACEBACK_BYTES),
         types=types,
     )
@@ -100,7 +99,7 @@ def dataset_error(
 
 def with_note(error: DatasetError, note: str) -> DatasetError:
     """Return a copy of an error that `dataset_error` made, with a note appended to the exception's text."""
-    return DatasetError(dataclasses.replace(error.record, exception=error.record.exception + note))
+    return DatasetError(dataclasses.replace(error.record, exception=_one_line(error.record.exception + note)))
 
 
 def with_user_type(error: DatasetError) -> DatasetError:
@@ -229,6 +228,11 @@ def _user_frames(trace: TracebackType | None) -> TracebackType | None:
     while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_HERE):
         frame = frame.tb_next
     return trace if frame is None else frame
+
+
+def _one_line(text: str) -> str:
+    """Return a text of limited size on one line. Lines of a log have a prefix, which a second line could forge."""
+    return _printable(text, MAX_TEXT_CHARS).replace("\n", "\\n")
 
 
 def _printable(text: str, limit: int) -> str:

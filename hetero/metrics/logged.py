@@ -117,7 +117,9 @@ def metric_line(name: str, value: float, step: int | None) -> str:
 def read_metric_line(line: str) -> tuple[str, float, int | None] | None:
     """Return name, value and step of a line that ends as `metric_line` returned it, or None for another line."""
     # A line of another program may have megabytes. The line of a metric is never longer than this limit.
-    found = _LINE.search(line.rstrip()[:MAX_TEXT_CHARS])
+    text = line.rstrip()[:MAX_TEXT_CHARS]
+    mark_position = text.find(LOG_MARK)
+    found = _LINE.match(text, mark_position) if mark_position >= 0 else None
     value = None if found is None else _number(found["value"])
     if found is None or value is None:
         return None

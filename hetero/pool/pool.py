@@ -268,12 +268,14 @@ class EndpointPool(PoolFigures):
     def _end_idle_starter(self) -> None:
         """End the fork server if no endpoint is wanted or left. It starts again when an endpoint is wanted.
 
-        This frees the memory of the libraries that the script imports.
+        This frees the memory of the libraries that the script imports. A fork server that still imports the script is
+        not ended, because an import may write files.
         """
-        if self._starter is None or self._num_wanted or any(slot.is_started for slot in self._slots):
+        if self._num_wanted or any(slot.is_started for slot in self._slots):
             return
-        self._drop_starter()
-        self._starter_due_s = 0.0
+        if self._starter is not None and self._starter.loaded_s is not None:
+            self._drop_starter()
+            self._starter_due_s = 0.0
 
     def _take_events(self, starter: ProcessStarter) -> None:
         """Act on the events that have arrived from the fork server and its endpoints."""

@@ -189,7 +189,8 @@ def bind(server: grpc.Server, address: str, port: int = 0, *, tls: Tls | None = 
             authority, certificate, key = tls.reveal()
             credentials = grpc.ssl_server_credentials([(key, certificate)], authority, require_client_auth=True)
             bound = server.add_secure_port(target, credentials)
-    if bound == 0:
+    # Check the port that gRPC has got too, because a job must not use a port of another process.
+    if bound == 0 or (port and bound != port):
         owner = find_owner(address, port)
         who = f": {owner} listens on it" if owner else ""
         advice = f"; {_PORT_ADVICE}" if port else ""

@@ -113,6 +113,7 @@ def test_flags_give_roles_where_nothing_shows_them() -> None:
         (het(SLURMD_NODENAME=None), "SLURMD_NODENAME is not set"),
         (het(SLURMD_NODENAME="gpu07"), "'gpu07', which is not among the hosts"),
         (het(SLURM_HET_SIZE="two"), "SLURM_HET_SIZE is 'two'"),
+        ({"SLURM_PACK_SIZE": "2", "SLURM_JOB_NODELIST": "cpu01"}, "so Slurm is older than 20.02"),
         (het(SLURM_HET_SIZE="1000000"), "SLURM_HET_SIZE is '1000000'"),
         (het(SLURM_HET_SIZE="3"), "SLURM_JOB_NODELIST_HET_GROUP_2 is not set"),
         (het(SLURM_JOB_NODELIST_HET_GROUP_0=None), "SLURM_JOB_NODELIST_HET_GROUP_0 is not set"),

@@ -150,6 +150,13 @@ class Slurm(Platform):
 
     def _components(self) -> list[list[str]]:
         """Return the nodes of each component. Empty for a job that is not heterogeneous."""
+        if "SLURM_PACK_SIZE" in self.environ and "SLURM_HET_SIZE" not in self.environ:
+            # Without this error, each component would be a job of its own.
+            raise self._error(
+                "SLURM_PACK_SIZE is set, so Slurm is older than 20.02",
+                "SLURM_HET_SIZE",
+                "use a newer Slurm, or describe the cluster with --cluster-file",
+            )
         expected = f"a number from 1 to {MAX_GROUPS}"
         num_components = self._number("SLURM_HET_SIZE", default="0", largest=MAX_GROUPS, expected=expected)
         return [self._node_list(f"SLURM_JOB_NODELIST_HET_GROUP_{number}") for number in range(num_components)]
