@@ -65,7 +65,7 @@ def fetch_prices(region: str, client: Any = None) -> PriceList:
         for product in _products(client, region):
             type_and_region = trained_type(product.get("product"))
             usd = hourly_usd((product.get("terms") or {}).get("OnDemand"))
-            # Skip products that are not an hour of training.
+            # Skip a product that is not an hour of training, or that lacks a price.
             if type_and_region is None or usd is None:
                 continue
             instance_type, product_region = type_and_region

@@ -132,10 +132,10 @@ def _headline(facts: RunFacts) -> Headline | None:
     # A rank's batches may differ in size (the last one), so the rate uses the mean and not the batch size.
     samples_per_step = sum(s.num_samples_measured / s.num_steps_measured for _, s in ranks if s.num_steps_measured)
     step_time_s = step.step_time_mean_s if step else None
-    # A lower bound of the step time. The excess of real work over the emulated time is subtracted from it. It is None
-    # if nothing is emulated. Then only other programs can have made steps longer.
+    # The measured step time minus the excess of real work over the emulated time. None without emulation. Then only
+    # other programs can have made steps longer.
     lower_bound_s = least_step_time_s([summary for _, summary in ranks], facts.events)
-    # Subtract the share of the time that other programs may have taken.
+    # Subtract the share of the time that other programs may have taken, without emulation from the measured time.
     if step_time_s is not None and (lost := lost_share(facts)):
         lower_bound_s = (1 - lost) * (step_time_s if lower_bound_s is None else lower_bound_s)
     return Headline(

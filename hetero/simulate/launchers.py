@@ -215,13 +215,13 @@ class Launchers:
         causes = [_failure_line(host) for host, status in statuses if status != 0 and host.role is Role.TRAINER]
         if cause := next(filter(None, causes), ""):
             logger.error("the job failed: %s", cause)
-        first_failure = next((status for host, status in statuses if status != 0 and host.role is Role.TRAINER), 0)
+        failed_status = next((status for host, status in statuses if status != 0 and host.role is Role.TRAINER), 0)
         # SageMaker's toolkit ends with `_ANY_FAILURE` whatever failed, so take the exit code from `cause`. `cause` may
         # come from any host, because each host's failure file has the exit code of the job's root cause.
-        if first_failure == _ANY_FAILURE and cause.startswith("HET-") and (code := stated_code(cause)) is not None:
+        if failed_status == _ANY_FAILURE and cause.startswith("HET-") and (code := stated_code(cause)) is not None:
             return code
         # The status of a process that a signal ended is minus the number of the signal. A shell returns 128 + number.
-        return first_failure if first_failure >= 0 else 128 - first_failure
+        return failed_status if failed_status >= 0 else 128 - failed_status
 
     def _write(self, name: str, line: str) -> None:
         """Write a line of a host's launcher to the log of that host, and show the line.
