@@ -143,6 +143,7 @@ def _record_problems(side: Side, rank: int, findings: _Findings) -> None:
         damage = _shown(side.record.damage, 300)
         findings.differ(f"{where}: the ledger is damaged and was compared only up to there: {damage}")
     findings.notes += [f"{where}: {_shown(note, 300)}" for note in side.record.notes]
+    # The first batch whose repeated delivery differs from its earlier delivery, or None.
     repetition = side.places.differing
     if repetition is not None:
         name = _shown(side.record.loaders[repetition.loader].name)
@@ -150,7 +151,8 @@ def _record_problems(side: Side, rank: int, findings: _Findings) -> None:
         findings.differ(
             f"{where}, loader {name}: {place} was delivered again after a restart, and "
             f"{_MEANINGS[repetition.what]} (lines {repetition.first_line} and {repetition.line})",
-            # Differences are sorted by place. A `Repetition` lacks the visit, so it comes first at its position.
+            # Differences are sorted by epoch, position and visit (see `hetero.audit.history`). A `Repetition` does not
+            # state its visit, so 0 puts it before the other differences at its position.
             (repetition.epoch, repetition.position, 0),
         )
     if side.places.num_repeated:
@@ -208,43 +210,51 @@ def _global_tables(run: Run, findings: _Findings) -> list[tuple[LoaderFacts, _Ta
     rows = np.concatenate([part[0] for part in parts])
     samples = np.concatenate([part[1] for part in parts])
     # Sort by the first five columns: loader, epoch, position, visit and rank. np.lexsort expects the most important
-    # column last, so reverse them.
+    # column last, so 4::-1 reverses these columns.
     order = np.lexsort(rows[:, 4::-1].T)
     rows, samples = rows[order], samples[order]
-    # Rows with the same loader, epoch, position and visit form a global batch. `starts` has the first row of each.
-    places, world_sizes = rows[:, :4], rows[:, 5]
-    starts = np.flatnonzero(np.append(True, (places[1:] != places[:-1]).any(axis=1))[: len(rows)])
-    lengths = np.diff(np.append(starts, len(rows)))
+    # Rows with the same loader, epoch, position and visit form a global batch. These four columns are its key. The last
+    # column is the world size. `first_rows` has the first row of each global batch.
+    batch_keys, world_sizes = rows[:, :4], rows[:, 5]
+    first_rows = np.flatnonzero(np.append(True, (batch_keys[1:] != batch_keys[:-1]).any(axis=1))[: len(rows)])
+    num_rows = np.diff(np.append(first_rows, len(rows)))
     # An entry counts only if its world size equals the world size of the lowest rank's entry. If a run restarts with
     # fewer ranks, old entries remain in the ledgers of the higher ranks.
-    counts = world_sizes == np.repeat(world_sizes[starts], lengths)
-    samples = np.where(counts[:, None], samples, np.uint64(0))
-    sums = np.add.reduceat(samples, starts, axis=0) if len(starts) else samples
+    is_counted = world_sizes == np.repeat(world_sizes[first_rows], num_rows)
+    samples = np.where(is_counted[:, None], samples, np.uint64(0))
+    sums = np.add.reduceat(samples, first_rows, axis=0) if len(first_rows) else samples
     tables = []
     for number, facts in facts_of.values():
-        is_of_loader = places[starts, 0] == number
-        keys, digests = places[starts][is_of_loader, 1:], (("samples", sums[is_of_loader]),)
+        is_of_loader = batch_keys[first_rows, 0] == number
+        keys, digests = batch_keys[first_rows][is_of_loader, 1:], (("samples", sums[is_of_loader]),)
         tables.append((facts, _Table(keys=keys, digests=digests)))
     return tables
 
 
 def _compare_loaders(
     where: str,
-    ours: list[tuple[LoaderFacts, _Table]],
-    theirs: list[tuple[LoaderFacts, _Table]],
+    loaders_a: list[tuple[LoaderFacts, _Table]],
+    loaders_b: list[tuple[LoaderFacts, _Table]],
     findings: _Findings,
 ) -> None:
-    """Compare the loaders of one rank, or of the whole run by global batches."""
-    for mine, their in _pairs([facts for facts, _ in ours], [facts for facts, _ in theirs]):
-        if mine is None or their is None:
-            # Only one run has the loader. Its index is the one that is not None.
-            label, (facts, table) = ("A", ours[mine]) if mine is not None else ("B", theirs[their or 0])
+    """Compare the loaders of one rank, or of the whole run by global batches.
+
+    Args:
+        where: The rank, for messages. Empty for the whole run.
+        loaders_a: Loaders of run A with their batches.
+        loaders_b: Loaders of run B with their batches.
+        findings: Receives the differences and notes.
+    """
+    for index_a, index_b in _pairs([facts for facts, _ in loaders_a], [facts for facts, _ in loaders_b]):
+        if index_a is None or index_b is None:
+            # Only one run has the loader, so the index in the other run is None. ``or 0`` is for the type checker.
+            label, (facts, table) = ("A", loaders_a[index_a]) if index_a is not None else ("B", loaders_b[index_b or 0])
             findings.differ(f"{where}only {label} has loader {_shown(facts.name)}, with {len(table.keys):,} batches")
             continue
-        facts, table = ours[mine]
+        facts, table = loaders_a[index_a]
         name = f"loader {_shown(facts.name)}"
         for part in fields(LoaderFacts):
-            one, other = getattr(facts, part.name), getattr(theirs[their][0], part.name)
+            one, other = getattr(facts, part.name), getattr(loaders_b[index_b][0], part.name)
             if part.name == "fingerprint" and (one is None) != (other is None):
                 findings.notes.append(
                     f"{name}: {'A' if one is None else 'B'} has no fingerprint of the data set, because its ranks did "
@@ -253,57 +263,57 @@ def _compare_loaders(
             elif one != other:
                 what = part.name.replace("_", " ")
                 findings.notes.append(f"{name}: {what} is {_shown(one)} in A, {_shown(other)} in B")
-        _compare_tables(f"{where}{name}", table, theirs[their][1], findings)
+        _compare_tables(f"{where}{name}", table, loaders_b[index_b][1], findings)
 
 
-def _pairs(ours: Sequence[LoaderFacts], theirs: Sequence[LoaderFacts]) -> Iterator[tuple[int | None, int | None]]:
+def _pairs(facts_a: Sequence[LoaderFacts], facts_b: Sequence[LoaderFacts]) -> Iterator[tuple[int | None, int | None]]:
     """Yield pairs of matching loaders: first by identity, then by name, each in the order of their first batches.
 
     A loader without a match is paired with None.
     """
-    free_ours, free_theirs = list(range(len(ours))), list(range(len(theirs)))
+    free_a, free_b = list(range(len(facts_a))), list(range(len(facts_b)))
     # The second round matches by name. So loaders whose seed or arguments differ are compared, and the difference
     # is reported.
     for alike in (operator.attrgetter("identity"), operator.attrgetter("name")):
-        for mine in list(free_ours):
-            their = next((number for number in free_theirs if alike(theirs[number]) == alike(ours[mine])), None)
-            if their is not None:
-                free_ours.remove(mine)
-                free_theirs.remove(their)
-                yield mine, their
-    yield from ((mine, None) for mine in free_ours)
-    yield from ((None, their) for their in free_theirs)
+        for index_a in list(free_a):
+            index_b = next((number for number in free_b if alike(facts_b[number]) == alike(facts_a[index_a])), None)
+            if index_b is not None:
+                free_a.remove(index_a)
+                free_b.remove(index_b)
+                yield index_a, index_b
+    yield from ((index_a, None) for index_a in free_a)
+    yield from ((None, index_b) for index_b in free_b)
 
 
 def _compare_tables(name: str, one: _Table, other: _Table, findings: _Findings) -> None:
     """Compare the batches of one loader in both runs."""
-    # Compare the digests at the places that both runs have. These are the rows `ours` of A, and `theirs` of B.
-    ours, theirs = _common(one.keys, other.keys)
-    findings.num_compared += len(ours)
-    if not len(ours):
+    # Compare the digests at the places that both runs have. `rows_a` and `rows_b` are the rows of these places.
+    rows_a, rows_b = _common(one.keys, other.keys)
+    findings.num_compared += len(rows_a)
+    if not len(rows_a):
         findings.differ(f"{name}: the runs have no place in common: A has {_span(one)}, B has {_span(other)}")
         return
     # For each digest, which of these batches differ.
     differs_by_digest = {
-        what: (mine[ours] != their[theirs]).any(axis=1)
-        for (what, mine), (_, their) in zip(one.digests, other.digests, strict=True)
+        what: (values_a[rows_a] != values_b[rows_b]).any(axis=1)
+        for (what, values_a), (_, values_b) in zip(one.digests, other.digests, strict=True)
     }
     differ = np.any(list(differs_by_digest.values()), axis=0)
     # Report the first difference. All later ones may follow from it.
     if differ.any():
         first = int(np.argmax(differ))
         what = next(what for what, differs in differs_by_digest.items() if differs[first])
-        key = one.keys[ours[first]]
+        key = one.keys[rows_a[first]]
         lines = ""
         if one.lines is not None and other.lines is not None:
-            lines = f" (line {one.lines[ours[first]]} of A, line {other.lines[theirs[first]]} of B)"
+            lines = f" (line {one.lines[rows_a[first]]} of A, line {other.lines[rows_b[first]]} of B)"
         findings.differ(
             f"{name}: the first difference is at {_place(key)}: {_MEANINGS[what]}{lines}; "
-            f"{int(differ.sum()):,} of {len(ours):,} batches differ",
+            f"{int(differ.sum()):,} of {len(rows_a):,} batches differ",
             key,
         )
     # Report the places that only one run has.
-    for label, table, common, counterpart in (("A", one, ours, "B"), ("B", other, theirs, "A")):
+    for label, table, common, counterpart in (("A", one, rows_a, "B"), ("B", other, rows_b, "A")):
         _record_unshared(name, label, table, common, counterpart, findings)
 
 
@@ -342,8 +352,8 @@ def _common(
     """Return the indices, in each of two sorted arrays, of the rows that both arrays have."""
     # View each row of three 8-byte numbers as one byte string. Big-endian byte strings sort like the numbers in them.
     texts = [np.ascontiguousarray(keys, dtype=">i8").view("S24").ravel() for keys in (one, other)]
-    _, ours, theirs = np.intersect1d(texts[0], texts[1], assume_unique=True, return_indices=True)
-    return ours, theirs
+    _, rows_of_one, rows_of_other = np.intersect1d(texts[0], texts[1], assume_unique=True, return_indices=True)
+    return rows_of_one, rows_of_other
 
 
 def _place(key: Sequence[Any]) -> str:

@@ -50,10 +50,10 @@ class Places:
 
 
 def settle(record: LedgerRecord) -> Places:
-    """Return the last entry for each place in a ledger.
+    """Return the entries of a ledger that count: the last entry for each place.
 
-    A place is a loader, an epoch, a position and a visit. The visit counts how often the same process has had the other
-    three before, and only matters for a user's sampler.
+    A place is a loader, an epoch, a position and a visit. The visit is the number of earlier entries of the same
+    process with the same loader, epoch and position. It is 0 unless the loader has a user's sampler.
     """
     entries = record.entries
     world_size = np.array([section.world_size for section in record.sections], np.int64)

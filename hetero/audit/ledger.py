@@ -290,7 +290,7 @@ class Ledger:
 
 
 def _resume(descriptor: int) -> tuple[int, bytes]:
-    """Prepare an existing file so that lines can be appended. Return its size and the chain value of its last line.
+    """Prepare an existing file for further lines. Return its size and the chain value of its last line.
 
     If a killed process left an incomplete last line, this line is cut off. If no line remains, the results are 0 and
     `CHAIN_START`.
@@ -304,7 +304,9 @@ def _resume(descriptor: int) -> tuple[int, bytes]:
     tail = os.pread(descriptor, size - start, start)
     # End of the last complete line in `tail`, 0 without a complete line.
     end = tail.rfind(b"\n") + 1
-    # Without a complete line, the file must be a part of a ledger's first line, or empty. Do not cut other files.
+    # Without a complete line, the file must be empty, or a part of a ledger's first line. Do not cut other files. One
+    # line is shorter than `tail` can be, so `start` is 0 in these two cases. The part may even be shorter than
+    # {"ledger":, which begins every ledger.
     if end == 0 and (start or (tail and not b'{"ledger":'.startswith(tail[:10]))):
         raise OSError("the file exists and is not a ledger")
     if end < len(tail):

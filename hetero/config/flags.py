@@ -110,7 +110,7 @@ def split_at_script(parser: argparse.ArgumentParser, arguments: Sequence[str]) -
         keeps all arguments.
     """
     # argparse.REMAINDER does not do this. If an option comes first, argparse decides that the optional SCRIPT is
-    # absent. The option and all words after it are then the rest.
+    # absent, and gives the script the option and all words after it.
     words = list(arguments)
     chosen = _chosen_command(parser, words)
     if chosen is None or all(action.dest != "script" for action in chosen[1]._actions):
@@ -127,24 +127,25 @@ def split_at_script(parser: argparse.ArgumentParser, arguments: Sequence[str]) -
     # Find the first word that is neither an option of the command nor an option's value.
     at += 1
     while at < len(words) and words[at].startswith("-") and words[at] not in ("-", "--"):
-        # -mpackage.train: divide the word. What follows -m is SCRIPT, so the options end after -m.
+        # Divide -mpackage.train into -m and SCRIPT. The options end after -m.
         if words[at].startswith("-m") and words[at] not in takes_value:
             words[at : at + 1] = ["-m", words[at].removeprefix("-m")]
             at += 1
             break
-        # --fractions 1% 2% 3%: join further words of the value.
+        # Join the words of one value with commas, as in --fractions 1% 2% 3%, because argparse would take the second
+        # word for SCRIPT. The next word belongs to the value if it matches the option's pattern.
         while words[at] in more_patterns and at + 2 < len(words) and more_patterns[words[at]].fullmatch(words[at + 2]):
             words[at + 1 : at + 3] = [f"{words[at + 1]},{words[at + 2]}"]
         at += 2 if takes_value.get(words[at], False) else 1
     own_words, rest = words[:at], words[at:]
     if rest[:1] == ["--"]:
         rest = rest[1:]
-        # The line names no script if a second separator or an option follows.
+        # The line names no script if a second separator or an option follows. Then all that follows is for the script.
         if rest[:1] == ["--"]:
             return own_words, rest[1:]
         if rest[:1] and rest[0].startswith("-") and rest[0] != "-":
             return own_words, rest
-    # `rest` may be empty, if no script is given.
+    # Otherwise the first word of `rest` is SCRIPT. Without any word, no script is given.
     script, script_args = rest[:1], rest[1:]
     if script_args[:1] == ["--"]:
         script_args = script_args[1:]

@@ -18,7 +18,7 @@ __all__ = ["Timings", "time_scale"]
 _FLOORS_S = {"lease_s": 3.0, "orphan_s": 6.0, "abort_grace_s": 2.0, "stop_grace_s": 2.0}
 _MAX_SCALE = 100.0
 _EARLY = 0.9
-"""Share of the stop grace after which a host acts on ranks that have not ended. At the end of the grace the job fails
+"""After this share of the stop grace, a host acts on ranks that have not ended. At the end of the grace the job fails
 because ranks did not end, and this failure would hide the failure that the host has to report."""
 
 
@@ -75,11 +75,12 @@ class Timings:
         Args:
             scale: Factor in (0, 100], see `time_scale`.
             kill_after_s: Seconds from a request to stop until the platform kills the job. Ranks get at most half of
-                them, because the hosts need the rest to end.
+                them, because the hosts need the rest to end. The factor applies to these seconds too.
         """
         defaults: dict[str, float] = dataclasses.asdict(cls())
         defaults["stop_grace_s"] = min(defaults["stop_grace_s"], kill_after_s / 2)
-        # A lower limit is at most the default. ``kill_after_s`` may have made the default smaller than the limit.
+        # No factor makes a time smaller than its lower limit. A default that ``kill_after_s`` has made smaller than the
+        # limit is itself the limit, because a longer time would be too long for the platform.
         floors = {name: min(value, _FLOORS_S.get(name, 0.0)) for name, value in defaults.items()}
         return cls(**{name: max(value * scale, floors[name]) for name, value in defaults.items()})
 

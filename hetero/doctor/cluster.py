@@ -77,8 +77,8 @@ def _conflicts(addresses: dict[str, str], snapshot: Snapshot) -> list[Diagnosis]
             diagnoses.append(error(found, "give every host its own address, because launchers cannot share a port"))
     parsed = {host: ipaddress.ip_address(address) for host, address in addresses.items()}
     loopback = {host: address for host, address in parsed.items() if address.is_loopback or address.is_unspecified}
-    # If all names mean this machine, it has all hosts of a test. If only some of them do, the other hosts would look
-    # for these hosts on their own machines.
+    # If all names mean this machine, all hosts are on this machine, as in a test. If only some names do, every machine
+    # takes itself for the hosts with these names, and does not find the real ones.
     if len(loopback) < len(addresses) and not snapshot.is_simulated:
         for host in loopback:
             found = f"the name {host} resolves to {addresses[host]} here, which means this machine on every host"

@@ -27,7 +27,7 @@ from hetero.wire.channels import find_owner, join_address
 __all__ = ["examine_ports", "last_ephemeral_port"]
 
 _CONNECT_S = CALL_TIMEOUT_S / 4
-"""Time limit of one connection. Two of them and the resolution of the host's name fit into that of the subject."""
+"""Time limit of one connection. The time limit of the subject is enough for a host's name and two connections to it."""
 _ANSWERS, _REFUSES, _SILENT, _UNRESOLVED = "answers", "refuses", "silent", "unresolved"
 _Outcome: TypeAlias = Diagnosis | dict[str, str]
 _Matrix: TypeAlias = Mapping[str, Mapping[str, str]]

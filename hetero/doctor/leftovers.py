@@ -53,7 +53,8 @@ def find_processes() -> list[OwnProcess]:
         kind = _kind(process.info["cmdline"] or [])
         if kind and process.pid != os.getpid():
             ancestors, owner_pid, job = frozenset[int](), 0, ""
-            # If the process has ended meanwhile, or belongs to another user, these facts are not known.
+            # The owner is a training script that started the process without a launcher, see `_owner_pid`. If the
+            # process has ended meanwhile, or belongs to another user, some of these facts are not known.
             with contextlib.suppress(psutil.Error, OSError):
                 parents = process.parents()
                 ancestors = frozenset(parent.pid for parent in parents)

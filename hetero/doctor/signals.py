@@ -64,11 +64,14 @@ class ProcessFacts:
 
 
 def examine(snapshot: Snapshot) -> list[Diagnosis]:
-    """Check the processes from process 1 to the launcher, or to this process unless exactly one job runs here."""
+    """Check whether a SIGTERM to process 1 reaches the launcher of the job that runs here.
+
+    If no job or several jobs run here, check whether the signal would reach a launcher that is started from here.
+    """
     launchers = [process for process in find_processes() if process.kind == "launcher"]
     jobs = {process.job_id for process in launchers}
     # The platform's torchrun or mpirun may start several launchers of one job. A signal reaches all of them in the same
-    # way, so examine any one. Launchers of several jobs may have different answers.
+    # way, so examine one of them. The launchers of several jobs may have different answers, so examine none of them.
     pid = min(process.pid for process in launchers) if len(jobs) == 1 else os.getpid()
     is_job = snapshot.cluster is not None
     of_this_process = judge(ancestry(os.getpid()), is_launcher=False, is_job=is_job)

@@ -138,7 +138,7 @@ def _check_keys(node: Any, source: str) -> None:
                 # A key that is a list or an object cannot be compared here.
                 if key.id != "scalar":
                     continue
-                # A study with `metrics:` twice once ran without the first ones.
+                # A study with `metrics:` twice once ran without the first metrics.
                 if (key.tag, key.value) in seen:
                     line = key.start_mark.line + 1
                     raise ConfigError(f"{source} has the key {key.value!r:.80} twice, again in line {line}; remove one")
@@ -146,7 +146,11 @@ def _check_keys(node: Any, source: str) -> None:
 
 
 def _check_numbers(document: object, source: str) -> None:
-    """Reject whole numbers of more than 64 bits. Python reads such a number in base 16, but may refuse to print it."""
+    """Reject whole numbers of more than 64 bits, which no value of hetero needs.
+
+    Python reads a number in base 16 of any length. But it raises ValueError if a message contains a number of more than
+    4,300 decimal digits.
+    """
     values_to_check = [document]
     while values_to_check:
         value = values_to_check.pop()

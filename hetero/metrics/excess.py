@@ -39,8 +39,8 @@ def lost_cpu_share(usages: Sequence[HostUsage]) -> float:
     host lost to other processes is at most each of these three: the CPU time that these processes used, the time when
     any process waited for a CPU, and the time when threads of the job waited for a CPU.
 
-    If the last of the three is unknown, the other two decide. If the second one is unknown, nothing shows that others
-    had CPUs that the job wanted, so the host lost nothing to them.
+    If the waits of the job's threads are unknown, the other two limits decide. If the time when any process waited is
+    unknown, nothing shows that others had CPUs that the job wanted, so the host counts as having lost nothing to them.
 
     Args:
         usages: The hosts of the job, as the samplers measured them.
@@ -53,15 +53,16 @@ def lost_cpu_share(usages: Sequence[HostUsage]) -> float:
     for usage in usages:
         if usage.cpu_others is None:
             continue
-        # Simulated hosts share a machine. So `cpu_others` of one of them contains the other ones, which are of the job.
+        # Simulated hosts share a machine. So `cpu_others` of a simulated host also contains what the job used on the
+        # other simulated hosts.
         others = usage.cpu_others - sum(share for host, share in used_shares.items() if host != usage.host)
         hosts_of_machine = simulated if usage.scope == "tree" else [usage]
         job_waits = sum(1.0 if each.cpu_waited is None else each.cpu_waited for each in hosts_of_machine)
         # The kernel's pressure figure does not tell whose processes waited, so the waits of the job's own threads
         # limit it. Without the limit, a job that slept 97 % of its time once had no forecast, because two busy loops
         # beside it waited for each other.
-        waited = max(0.0, min(others, usage.cpu_pressure or 0.0, job_waits))
+        lost_to_others = max(0.0, min(others, usage.cpu_pressure or 0.0, job_waits))
         # The hypervisor takes its share of the time that the other processes left.
-        not_lost = (1 - waited) * (1 - (usage.cpu_stolen or 0.0))
+        not_lost = (1 - lost_to_others) * (1 - (usage.cpu_stolen or 0.0))
         largest_lost = max(largest_lost, 1 - not_lost)
     return largest_lost

@@ -337,16 +337,18 @@ def _reader(scope: str, gpus: Gpus, *, starts_all: bool) -> Callable[[], HostRea
     Args:
         scope: See `HostSampler`.
         gpus: The GPUs of the machine.
-        starts_all: See `HostSampler`.
+        starts_all: Whether all processes of the job on this host are descendants of this process, see `HostSampler`.
     """
     root, waits = psutil.Process(), TaskWaits()
 
     def read() -> HostReading:
-        # Read the descendants in scope ``host`` too, because the CPU time of other programs is that of the host minus
-        # that of the job. Without all processes of the job, this difference means nothing.
-        tree = _read_tree(root, waits) if starts_all or scope == "tree" else None
-        reading = _read_host() if scope == "host" or tree is None else tree
-        own_cpu_s = None if tree is None else tree.cpu_total_s
+        # Scope ``host`` needs the descendants too, because the CPU time of other programs is the time of the host minus
+        # the time of the job. If this process did not start all processes of the job (`starts_all`), the time of its
+        # descendants is not the time of the job.
+        descendants = _read_tree(root, waits) if starts_all or scope == "tree" else None
+        # The second condition is for the type checker. In scope ``tree`` the descendants have been read.
+        reading = _read_host() if scope == "host" or descendants is None else descendants
+        own_cpu_s = None if descendants is None else descendants.cpu_total_s
         return replace(reading, gpus=gpus.read(), own_cpu_s=own_cpu_s, own_waited_s=waits.total_s, cpus=read_cpus())
 
     return read
@@ -406,7 +408,7 @@ class Gpus:
             self._handles = []
 
     def read(self) -> GpuReading | None:
-        """Return a reading, or None without GPUs. If a GPU cannot be read, there are no readings from then on."""
+        """Return a reading, or None without GPUs. After a GPU could not be read, all later readings are missing."""
         if not self._handles:
             return None
         try:

@@ -115,8 +115,9 @@ def metric_line(name: str, value: float, step: int | None) -> str:
 
 
 def read_metric_line(line: str) -> tuple[str, float, int | None] | None:
-    """Return name, value and step of a line that ends as `metric_line` returned it, or None for another line."""
-    # A line of another program may have megabytes. The line of a metric is never longer than this limit.
+    """Return name, value and step of a line of a log that ends with a text of `metric_line`. None for another line."""
+    # Search only the start of a long line, because a line of another program may have megabytes. The line of a metric
+    # is shorter than this limit.
     text = line.rstrip()[:MAX_TEXT_CHARS]
     mark_position = text.find(LOG_MARK)
     found = _LINE.match(text, mark_position) if mark_position >= 0 else None
@@ -181,7 +182,7 @@ def thinned(values: Sequence[LoggedMetric], max_values: int) -> tuple[LoggedMetr
     while num_left > max_values:
         longest = max(places_by_name.values(), key=len)
         if len(longest) < 3:
-            # There is no room for the first and the last value of each name. Only last values stay.
+            # The limit leaves no room for the first and the last value of each name. Only last values stay.
             last_places = sorted(places[-1] for places in places_by_name.values())
             return tuple(values[place] for place in last_places[:max_values])
         halved = [*longest[:-1:2], longest[-1]]
@@ -249,7 +250,7 @@ class MetricLog:
 def last_values(values: Iterable[LoggedMetric]) -> dict[str, float]:
     """Return the last value of each metric by its name. If several ranks logged a metric, the lowest rank counts.
 
-    The metrics are in the order in which their names first occur.
+    The metrics are in the order of the first values of their names.
     """
     found: dict[str, LoggedMetric] = {}
     for value in values:

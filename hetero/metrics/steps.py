@@ -104,7 +104,8 @@ class Extent:
         """
         self.num_passes += 1
         self.pass_steps = steps
-        # Each of the remaining steps takes one batch. If their number is unknown, the end counts as reached.
+        # `num_passed` counts batches, and each of the remaining steps takes one batch. If the number of steps is
+        # unknown, count no remaining steps, because `StepSummary.pass_steps_left` must be a number.
         num_left = 0 if steps is None else steps - num_done
         self.pass_end = self.num_passed + num_left
 
@@ -245,6 +246,7 @@ class StepTimer:
         self.name = name
         self.warmup_steps = warmup_steps
         self.step_wait_s = step_wait_s
+        """Seconds that each step's compute lasts on the emulated accelerator. None without emulation."""
         self.skips: SkipLog | None = None
         """Skipped samples of the loader, for the summary."""
         self.traffic = Traffic(None)
@@ -254,6 +256,7 @@ class StepTimer:
         self.on_step: Callable[[float, float], object] | None = None
         """Called with the compute and the data wait of each complete step, in seconds, also in the warm-up."""
         self._run_clock = run_clock
+        """Returns the seconds since the start of the run. None if the start is not known."""
         self._first_batch_at_s: float | None = None
         self._clock = clock
         self._sleep = sleep
@@ -276,6 +279,7 @@ class StepTimer:
         self._compute_total_s = 0.0
         self._data_wait_total_s = 0.0
         self._num_overruns = 0
+        """Steps whose real compute took longer than `step_wait_s`."""
         self._step_percentiles = Percentiles()
         self._wait_percentiles = Percentiles()
         self._recent: deque[tuple[float, float]] = deque(maxlen=_NUM_RECENT)
@@ -304,17 +308,18 @@ class StepTimer:
 
         Args:
             num_samples: Samples of all batches that are delivered.
-            waited_s: Duration of the wait, if it has already ended and part of the compute has passed. It is limited
-                to the time since `begin_wait`. None means that the wait ends now.
+            waited_s: Duration of the wait, if the wait ended before this call, as in TensorFlow, which reports batches
+                late. The compute then began at the end of the wait. None means that the wait ends now.
             num_steps: Number of batches that are delivered together, one for each of the next steps, at least 1. Only
                 the wait for the first batch is known. The wait and the compute are divided evenly among the steps.
         """
         assert self._begun_at is not None, "end_wait without begin_wait"
         now = self._clock()
-        # waited_s comes from another clock, which the system may set during the wait.
+        # The caller may measure `waited_s` by the wall clock. The system may set this clock during the wait, so limit
+        # `waited_s` to the time since `begin_wait`.
         delivered_at = now if waited_s is None else min(now, self._begun_at + max(0.0, waited_s))
-        # At the first delivery, convert the start of the run to this timer's clock. Without a known start, the run
-        # begins with this delivery.
+        # At the first delivery, compute when the run began, in the time of this timer's clock. `_run_clock` returns the
+        # seconds since the start of the run. Without a known start, the run begins with this delivery.
         if self._num_steps == 0:
             self._run_began_s = delivered_at if self._run_clock is None else now - self._run_clock()
             if self._run_clock is not None:

@@ -107,7 +107,7 @@ def _merged(first: UsagePoint, second: UsagePoint) -> UsagePoint:
 
 
 class Percentiles:
-    """Mean, maximum and percentiles of any number of values. The memory is that of a few hundred counters.
+    """Mean, maximum and percentiles of any number of values. They need the memory of a few hundred counters.
 
     The values are not kept. They are counted in bins whose bounds grow by 1 % from bin to bin, so percentiles are
     within 1 %.
@@ -126,8 +126,8 @@ class Percentiles:
         self._sum += value
         self.largest = max(self.largest or 0.0, value)
         log_bound = math.floor(math.log(value) / _BIN) if value > 0 else -math.inf
-        number, total = self._bins.get(log_bound, (0, 0.0))
-        self._bins[log_bound] = number + 1, total + value
+        num_in_bin, bin_sum = self._bins.get(log_bound, (0, 0.0))
+        self._bins[log_bound] = num_in_bin + 1, bin_sum + value
 
     @property
     def mean(self) -> float | None:
@@ -135,14 +135,16 @@ class Percentiles:
         return self._sum / self._num_values if self._num_values else None
 
     def get(self, share: float) -> float | None:
-        """Return the value that a share of all values does not exceed, as the mean of its bin. None without values.
+        """Return a percentile, for example the value that 99 % of all values do not exceed. None without values.
+
+        The result is the mean of the values in the percentile's bin.
 
         Args:
-            share: Share in (0, 1], for example 0.99.
+            share: The percentile as a share in (0, 1], for example 0.99.
         """
         num_below, bin_mean = 0, None
-        for _, (number, total) in sorted(self._bins.items()):
-            num_below, bin_mean = num_below + number, total / number
+        for _, (num_in_bin, bin_sum) in sorted(self._bins.items()):
+            num_below, bin_mean = num_below + num_in_bin, bin_sum / num_in_bin
             if num_below >= share * self._num_values:
                 break
         return bin_mean

@@ -63,12 +63,13 @@ def fetch_prices(region: str, client: Any = None) -> PriceList:
 
             client = boto3.client("pricing", region_name=_SERVICE_REGION)
         for product in _products(client, region):
-            trained = trained_type(product.get("product"))
+            type_and_region = trained_type(product.get("product"))
             usd = hourly_usd((product.get("terms") or {}).get("OnDemand"))
-            if trained is None or usd is None:
+            # Skip a product that is not an hour of training, or that lacks a price.
+            if type_and_region is None or usd is None:
                 continue
-            instance_type, offered_in = trained
-            if offered_in == region:
+            instance_type, product_region = type_and_region
+            if product_region == region:
                 # A type may have several offers. The highest price is on the safe side.
                 prices[instance_type] = max(usd, prices.get(instance_type, 0.0))
                 newest = max(newest, product, key=lambda item: str(item.get("publicationDate", "")))

@@ -132,10 +132,12 @@ def _headline(facts: RunFacts) -> Headline | None:
     # A rank's batches may differ in size (the last one), so the rate uses the mean and not the batch size.
     samples_per_step = sum(s.num_samples_measured / s.num_steps_measured for _, s in ranks if s.num_steps_measured)
     step_time_s = step.step_time_mean_s if step else None
-    # Lower bound of the step time. Work that exceeded an emulation, and other programs, may have made steps longer.
-    least_s = least_step_time_s([summary for _, summary in ranks], facts.events)
+    # The measured step time minus the excess of real work over the emulated time. None without emulation. Then only
+    # other programs can have made steps longer.
+    lower_bound_s = least_step_time_s([summary for _, summary in ranks], facts.events)
+    # Subtract the share of the time that other programs may have taken, without emulation from the measured time.
     if step_time_s is not None and (lost := lost_share(facts)):
-        least_s = (1 - lost) * (step_time_s if least_s is None else least_s)
+        lower_bound_s = (1 - lost) * (step_time_s if lower_bound_s is None else lower_bound_s)
     return Headline(
         loader=label,
         num_ranks=len(ranks),
@@ -152,7 +154,7 @@ def _headline(facts: RunFacts) -> Headline | None:
         data_wait_p95=figure(wait.data_wait_p95_s if wait else None, "s"),
         utilisation=figure(wait.utilisation if wait else None, "1"),
         samples_per_s=figure(samples_per_step / step_time_s if step_time_s else None, "1/s"),
-        step_time_least=figure(least_s, "s"),
+        step_time_least=figure(lower_bound_s, "s"),
     )
 
 
@@ -204,7 +206,7 @@ def _cost(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -> C
     def figure(cost_of: Callable[[float, float], float], value: float | None, unit: str) -> Figure | None:
         """Return the cost that follows from the price per hour and a time or rate, or None if it is not known."""
         # The prices of ml.p3.2xlarge were once multiplied with the times of a laptop, and the verdict was "94 %
-        # dearer". So there is no cost if there is an objection.
+        # dearer". So a run with an objection has an unknown cost.
         if hourly_usd is None or not value or objection:
             return None
         return Figure(value=cost_of(hourly_usd, value), unit=unit, basis=facts.basis)
@@ -247,10 +249,11 @@ def idle_data_hosts(facts: RunFacts) -> str | None:
     # none.
     num_on_data_hosts = facts.events.get(COMPUTED_ON_DATA_HOSTS)
     if num_on_data_hosts is None:
-        # A data host did not report its number, so any batch may have come from a data host.
+        # The number of a data host is missing, so any batch may have come from a data host.
         may_have_computed = bool(num_received or num_computed)
     else:
-        # If ranks received more batches than endpoints reported, a data host may have made those without a report.
+        # If ranks received more batches than the endpoints of all hosts have reported, the reports of some batches are
+        # missing. A data host may have made these batches.
         may_have_computed = num_on_data_hosts > 0 or num_received > num_computed
     if not num_hosts or may_have_computed or facts.exit_code or facts.options.get("data service") != "grpc":
         return None

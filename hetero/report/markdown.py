@@ -391,6 +391,7 @@ def _prices_text(costs: Sequence[Cost]) -> str:
 
 def host_table(run: RunFacts) -> tuple[list[str], list[list[str]]]:
     """Return header and rows of the table of hosts, as plain texts, without columns that no host has."""
+    # A name for each cell of `_host_row`. "endpoints' own" and "shared by them" are private and shared memory.
     header = (
         *("host", "role", "batches made", "time of its vCPUs", "CPUs busy", "peak", "memory peak", "endpoints' own"),
         *("shared by them", "sent", "received", "GPU", "GPU memory"),
@@ -408,14 +409,14 @@ def _host_row(usage: HostUsage, role: str, *, is_emulated: bool) -> tuple[str, .
     Args:
         usage: The resources that the host used.
         role: Role of the host.
-        is_emulated: Whether samples were emulated. Only then a slot is one vCPU, and its time is that of the vCPU.
+        is_emulated: Whether samples were emulated. Only then a slot (one batch at a time) is one emulated vCPU.
     """
-    busy_s, slots = usage.endpoints_busy_s, usage.endpoint_slots
+    busy_s, num_slots = usage.endpoints_busy_s, usage.endpoint_slots
     return (
         usage.host,
         role,
         NOT_KNOWN if usage.batches_computed is None else f"{usage.batches_computed:,}",
-        f"{busy_s:,.0f} s of {slots} vCPUs" if is_emulated and busy_s is not None and slots else NOT_KNOWN,
+        f"{busy_s:,.0f} s of {num_slots} vCPUs" if is_emulated and busy_s is not None and num_slots else NOT_KNOWN,
         NOT_KNOWN if usage.cpu_percent_mean is None else f"{usage.cpu_percent_mean / 100:.2f} of {usage.num_cpus}",
         NOT_KNOWN if usage.cpu_percent_peak is None else f"{usage.cpu_percent_peak / 100:.2f}",
         bytes_text(usage.memory_peak_bytes),

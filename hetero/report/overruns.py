@@ -39,8 +39,8 @@ def least_step_time_s(ranks: Collection[StepSummary], events: Mapping[str, int])
     - The compute of its steps beyond the emulated time. This includes waits for other ranks in a collective. Such waits
       may not be due to real work, so the true step time may be longer than the bound.
     - The time when at least one emulated vCPU was late (`hetero.endpoint.compute.Compute.late_s`), at most the rank's
-      data wait. The batches that delay a rank are made one after the other, so their delays never overlap, and together
-      are at most this time.
+      data wait. A late vCPU delays the batch that it makes. A rank waits for its delayed batches one after the other,
+      so their delays never overlap, and the sum of the delays is at most this time.
 
     Sending and receiving batches is not emulated, so none of its time is subtracted. The job is as slow as its slowest
     rank, so its bound is the largest bound of a rank.

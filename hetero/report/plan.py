@@ -178,9 +178,11 @@ class Plan:
             groups: The job's groups.
             local_endpoints: Endpoints per trainer host, or None for any number. With None, the chosen cluster comes
                 first, then the others in their order.
-            compression: Compression of the job's batches. Whether they are sent as uint8 does not matter.
+            compression: Compression of the job's batches. None for batches that are sent unchanged or as uint8.
         """
         wanted = _sizes(groups)
+        # The form of a cluster says how its batches travel. The job does not tell whether it sends uint8 instead of
+        # wider numbers, so without compression both forms match.
         forms = (AS_IS, UINT8) if compression is None else (compression,)
         # In a job without data hosts the script decides how many processes preprocess.
         ignores_endpoints = local_endpoints is None or not any(role == "data" for role, _ in wanted)

@@ -71,9 +71,9 @@ def bound_text(low: str, high: str, is_worth_it: bool | None) -> str:
     """Return the bound of a figure that proves the verdict.
 
     A run is worth it if even its lower bound is good enough. A run is not worth it if even its upper bound is not. The
-    other bound is left out, because it may be wrong by half a percent: in a short run, a late first step makes the time
-    of the other steps look too short. If there is no verdict, the text has both bounds. Equal bounds are one exact
-    figure.
+    other bound is left out, because the verdict does not need it and it may be wrong. For example, a late first step
+    made the other steps of a short run look too short, and the upper bound of its saving was wrong by half a
+    percent. Without a verdict, the text has both bounds. Equal bounds are one exact figure.
 
     Args:
         low: Text of the lower bound.
@@ -106,7 +106,7 @@ def _obstacle(comparison: Comparison) -> str:
 
 
 def _to_decide(comparison: Comparison) -> str:
-    """Return a sentence with what to run if the step times are not known well enough for a verdict."""
+    """Return a sentence that says what to run if the step times are not known well enough for a verdict."""
     if any(lost_share(report.run) for report in (comparison.baseline, comparison.candidate)):
         return "To decide, run both again on machines that do nothing else."
     return f"To decide, run both again with longer emulated times: {' and '.join(EMULATION_FLAGS.values())}."

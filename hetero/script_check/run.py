@@ -38,7 +38,7 @@ from hetero.script_check.source import (
 from hetero.system.scripts import find_script
 
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)|line (\d+) of (\S+)|in (\S+\.py):(\d+)')
-"""The three forms in which tracebacks and messages of hetero name a file and a line."""
+"""The three forms that tracebacks and messages of hetero use for a file and a line."""
 _SAMPLER_NAME = re.compile(r"sampler (\w+) ")
 _CHANGED_VALUE = re.compile(r"(?:global )?(\S+) has another value on ")
 _HOW_TO_BE_PURE = (
@@ -71,9 +71,10 @@ class _FindingsFile:
         write_text(self._output, json.dumps({"findings": findings, "num_batches": num_batches}))
 
     def places(self, text: str, frames: Sequence[traceback.FrameSummary]) -> Iterator[tuple[str, int]]:
-        """Yield file and line of places in the user's files: those that a text names, then those of stack frames.
+        """Yield file and line of places in the user's files: the places that a text names, then the stack frames.
 
-        The last place of each comes first, because it is nearest to the cause. There is at least one place.
+        Of the text and of the frames, the last place comes first, because it is nearest to the cause. There is at least
+        one place.
         """
         for found in reversed(list(_PLACE.finditer(text))):
             # A place is `File "FILE", line N` (groups 1 and 2), `line N of FILE` (3 and 4) or `in FILE:N` (5 and 6).
@@ -109,25 +110,28 @@ class _FindingsFile:
         record = getattr(error, "record", None)
         trace, stage = getattr(record, "traceback", ""), getattr(record, "stage", "")
         place: tuple[str, int] | None = None
-        # A sample or a batch differs when it is computed again. Each possible cause is a finding.
         if stage == "purity" or (isinstance(error, DatasetMismatchError) and "different batches" in first):
+            # A sample or a batch differs when it is computed again. Each possible cause is a finding.
             causes = impure_lines(self.folder)
             for cause_place, why in causes:
                 what = f"samples differ when they are computed again; a possible cause is {why}"
                 self.add(Finding(*cause_place, what, _HOW_TO_BE_PURE))
             if causes:
                 return
+            # No cause is known, so point to the method that makes samples, and say what samples may depend on.
             place, rest = method_line("__getitem__", self.folder), rest or _HOW_TO_BE_PURE
-        # The script changes a global or an attribute after its import.
         elif changed := _CHANGED_VALUE.match(first):
+            # The script changes a global or an attribute after its import.
             place = change_line(changed[1], self.folder)
-        # The import of the script does not register the data set.
         elif "registers no data set" in first or "no data set named" in first:
+            # The import of the script does not register the data set.
             place = nested_factory(self.script, self.folder)
             rest += "\nMove the function with @hetero.dataset to the top level of the script." if place else ""
-        # hetero rejects the content of a batch. No exception names a line, so point to the code that made the batch.
         elif not trace and isinstance(error, DatasetError):
+            # hetero rejects the content of a batch. No exception names a line, so point to the code that made the
+            # batch.
             place = method_line("collate_fn", self.folder) or method_line("__getitem__", self.folder)
+        # If the source shows no place, take the place that the traceback, the message or the stack names.
         self.add(Finding(*(place or next(self.places(trace or str(error), frames))), first, rest))
 
 

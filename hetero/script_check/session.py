@@ -1,4 +1,4 @@
-"""The session of a script that is checked: this process starts the endpoints, and there is no launcher."""
+"""The session of a script that is checked: this process starts the endpoints itself, without a launcher."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class CheckSession(RankSession):
         self._pool = EndpointPool(
             PoolOptions(endpoint=endpoint, token_path=token_path, in_own_session=False), self.directory.replace, on_line
         )
-        # Start the endpoints in another folder, as on a data host. They keep the folder in which they are started.
+        # Start the endpoints in another folder, as on a data host. They keep the folder of their start.
         here = Path.cwd()
         os.chdir(folder)
         # Python finds the script's module in `here`, so let the endpoints search `here` too.
@@ -143,7 +143,7 @@ class CheckSession(RankSession):
         """
         # Each loader has its own timer.
         self._num_steps[id(timer)] += 1
-        # A pass takes one call more than it has batches, which finds its end.
+        # The loader calls this method before each batch, and once more before it finds the end of the pass.
         if self._num_steps[id(timer)] > _PASSES * (_PASS_BATCHES + 1):
             raise SystemExit(0)
 

@@ -58,19 +58,20 @@ def impure_lines(folder: str) -> list[tuple[tuple[str, int], str]]:
     """
     used = _used()
     impure_names = _OWN_GENERATORS | _UNSEEDED_FUNCTIONS
-    calls = [(file, call) for file, call in _calls(used, folder) if _name(call).rpartition(".")[2] in impure_names]
-    found = [((file, call.lineno), f"{_name(call)}()") for file, call in calls if not call.args]
+    suspects = [(file, call) for file, call in _calls(used, folder) if _name(call).rpartition(".")[2] in impure_names]
+    # A call without arguments is not seeded.
+    causes = [((file, call.lineno), f"{_name(call)}()") for file, call in suspects if not call.args]
     # A method that changes an attribute of the data set makes the next sample depend on this one.
     for file, function in _functions(used, folder):
         if function.name not in ("__init__", "on_seed"):
             # `names` are the parts of the changed expression: ("self", "count") for self.count += 1.
             for names, line in changes(function):
                 if len(names) > 1 and not is_global(names[0], function):
-                    found.append(((file, line), f"self.{names[1]}, which {function.name}() changes"))
-    # A generator with a seed is only a cause if it lives longer than a sample. So it counts only if nothing else is
-    # found.
-    found = found or [((file, call.lineno), f"{_name(call)}()") for file, call in calls]
-    return list(dict.fromkeys(found))
+                    causes.append(((file, line), f"self.{names[1]}, which {function.name}() changes"))
+    # If nothing else is found, return the calls with arguments too. A generator with a seed is a cause if it lives
+    # longer than a sample, which this search does not examine.
+    causes = causes or [((file, call.lineno), f"{_name(call)}()") for file, call in suspects]
+    return list(dict.fromkeys(causes))
 
 
 def method_line(name: str, folder: str) -> tuple[str, int] | None:
@@ -82,8 +83,8 @@ def method_line(name: str, folder: str) -> tuple[str, int] | None:
 def change_line(label: str, folder: str) -> tuple[str, int] | None:
     """Return file and line of the code that changes a global, an attribute or an option after the import.
 
-    This is a function, or a block of ``if __name__ == "__main__":``, that assigns a name or changes what it holds. Only
-    names are compared, because it is known that the value has changed.
+    This is a function, or a block of ``if __name__ == "__main__":``, that assigns a name or changes what it holds. The
+    caller knows that the value has changed, but not where. So the first change of something with this name is returned.
 
     Args:
         label: Label of the global as in `hetero.batches.purity.reach.Place`.
@@ -94,6 +95,7 @@ def change_line(label: str, folder: str) -> tuple[str, int] | None:
         for block in _blocks_of_main(syntax_tree(file)):
             # `names` are the parts of the changed expression: ("config", "size") for config.size = 3.
             for names, line in changes(block):
+                # An attribute or option of this name counts on any object. A variable counts only if it is global.
                 is_global_name = not isinstance(block, ast.FunctionDef) or is_global(names[0], block)
                 if name in names[1:] or (name == names[0] and is_global_name):
                     return file, line

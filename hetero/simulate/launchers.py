@@ -215,13 +215,13 @@ class Launchers:
         causes = [_failure_line(host) for host, status in statuses if status != 0 and host.role is Role.TRAINER]
         if cause := next(filter(None, causes), ""):
             logger.error("the job failed: %s", cause)
-        first_bad = next((status for host, status in statuses if status != 0 and host.role is Role.TRAINER), 0)
-        # SageMaker's toolkit ends with the same status whatever failed. The failure file of each host has the code of
-        # the job's root cause, so it does not matter which of the hosts `cause` comes from.
-        if first_bad == _ANY_FAILURE and cause.startswith("HET-") and (code := stated_code(cause)) is not None:
+        failed_status = next((status for host, status in statuses if status != 0 and host.role is Role.TRAINER), 0)
+        # SageMaker's toolkit ends with `_ANY_FAILURE` whatever failed, so take the exit code from `cause`. `cause` may
+        # come from any host, because each host's failure file has the exit code of the job's root cause.
+        if failed_status == _ANY_FAILURE and cause.startswith("HET-") and (code := stated_code(cause)) is not None:
             return code
         # The status of a process that a signal ended is minus the number of the signal. A shell returns 128 + number.
-        return first_bad if first_bad >= 0 else 128 - first_bad
+        return failed_status if failed_status >= 0 else 128 - failed_status
 
     def _write(self, name: str, line: str) -> None:
         """Write a line of a host's launcher to the log of that host, and show the line.
@@ -245,7 +245,7 @@ class Launchers:
             return
         self._status.clear()
         # A launcher starts each line of its host with the group and the host. If process 1 is another program, such as
-        # SageMaker's toolkit, its own lines lack this prefix.
+        # SageMaker's toolkit, the lines of that program lack this prefix.
         lacks_prefix = self._commands[name].is_process_1 and not line.startswith("[")
         logs.write_line(f"[{self._groups[name]} {name}] {line}" if lacks_prefix else line)
 
@@ -270,7 +270,7 @@ def _handles(pid: int, number: int) -> bool:
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     except OSError:
         return False
-    # The kernel writes the caught signals as the bits of a hexadecimal number. Bit 0 is that of signal 1.
+    # The kernel writes the caught signals as the bits of a hexadecimal number. Bit 0 is for signal 1.
     caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
     return bool(int(caught, 16) >> (number - 1) & 1)
 

@@ -24,6 +24,7 @@ def add(commands: Subparsers) -> None:
 
 def _run(namespace: argparse.Namespace) -> int:
     """Find the job that this host belongs to, and run this host's part of it. With a driver, run the whole job."""
+    # If `hetero simulate` or another program of hetero started this launcher, the launcher ends with that program.
     bind_to_parent()
     from hetero.cluster import find_platform
     from hetero.launch.failure import write_failure
@@ -36,17 +37,20 @@ def _run(namespace: argparse.Namespace) -> int:
     # On a platform with a driver, such as Ray, this command runs the whole job.
     if run_job is not None:
         return int(run_job(config.resolve_options(namespace, os.environ, None)))
+    # The parameters of a platform are a source of options, so find the platform first.
     platform = find_platform(os.environ, name=namespace.platform)
     try:
         options = config.resolve_options(namespace, os.environ, platform.parameters())
-        # The parameters may name another platform, or a cluster file. A cluster file lists all hosts.
+        # The options may name another platform, or a cluster file. So find the platform again. A cluster file lists all
+        # hosts, so this host need not register.
         platform = find_platform(os.environ, cluster_file=options.cluster_file, name=options.platform)
         registration = None if options.cluster_file else platform.registration()
-        # On a platform where hosts know only the main host, register there to learn the other hosts.
+        # On a platform where hosts know only the main host, register there to learn the other hosts. A host that joins
+        # a job that runs (`join`) asks a host of that job instead.
         if registration is not None and options.join is None:
             platform = register(registration, options, platform, os.environ)
         if options.join is None:
-            # After a registration, the description of the cluster already says which host this is.
+            # After a registration, the description of the cluster says which host this is. Otherwise the option may.
             host = None if registration is not None else options.host
             cluster = platform.read_cluster(host=host, roles=options.roles)
         else:

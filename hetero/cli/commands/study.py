@@ -59,6 +59,8 @@ def _run(namespace: argparse.Namespace) -> int:
     # Show the preview before the checks, because a user also needs it if a check finds an error.
     if namespace.dry_run:
         say(studies.preview_text(preparation, executor))
+    # `check` raises if the plan of the study has an error, `check_start` if a file that a run needs is missing. A dry
+    # run makes both checks too, because it must show whether the study can run.
     preparation.check(namespace.ignore)
     preparation.check_start()
     if namespace.dry_run:

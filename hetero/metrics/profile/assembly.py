@@ -47,6 +47,10 @@ class JobFacts:
 def check_ranks(ranks: Mapping[int, RankPart], facts: JobFacts) -> None:
     """Reject a job that has too few measured steps, or steps whose data wait is not known.
 
+    A profile run first measures the job as it runs. Then the loader repeats batches that it has delivered, so steps
+    never wait. If a step takes several batches at once, its wait cannot be measured. The wait is then the
+    difference between the step times without and with repeated batches.
+
     Raises:
         ConfigError: If no rank used a loader of hetero, or a rank measured too few steps or no data wait.
     """
@@ -90,8 +94,8 @@ def assemble_profile(ranks: Mapping[int, RankPart], hosts: Sequence[HostPart], f
         ConfigError: If there are too few measured steps, or no host and no rank could measure the samples.
     """
     check_ranks(ranks, facts)
-    # Reasons why no host could measure the samples. Nearly always, the data set is an object that only its rank has, so
-    # the profile then counts it as not registered.
+    # A rank's `note` is the reason why no host could measure the samples. Nearly always, the data set is an object that
+    # only its rank has. So with such a reason, `has_registered_dataset` below is False.
     reasons = [part.note for part in ranks.values() if part.note]
     notes = [*facts.excess_notes]
     notes += [f"Samples were measured in one process of a rank, because {reason}." for reason in reasons]
@@ -164,7 +168,9 @@ def assemble_profile(ranks: Mapping[int, RankPart], hosts: Sequence[HostPart], f
 def _headspace(ranks: Mapping[int, RankPart], facts: JobFacts, notes: list[str]) -> Spread:
     """Return the step time of the slowest rank with batches always ready. Add remarks about it to ``notes``.
 
-    If a rank measured too few of these steps, subtract the data wait from each step of the run instead.
+    At the end of a profile run, the loader repeats batches that it has delivered, so steps never wait.
+    `RankPart.headspace_s` has the times of these steps. If a rank measured too few of them, subtract the data wait from
+    each step of the run instead.
     """
     measured = [part.headspace_s for part in ranks.values()]
     basis = "simulated" if facts.is_step_emulated else "measured"

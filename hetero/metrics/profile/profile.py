@@ -63,8 +63,9 @@ _TO_DO = "\n  to do: run hetero profile again"
 def evenly_spaced(values: Sequence[float], max_values: int) -> tuple[float, ...]:
     """Return all values, or ``max_values`` of them at equal distances.
 
-    They stay in the order of the run, because a plan divides them into successive parts. It computes the error of their
-    mean from the means of these parts (`hetero.decide.planning.steps.uncertain.error_of_mean`).
+    The values stay in the order of the run, because a plan divides them into successive parts. From the means of the
+    parts, the plan computes the error of the mean of all values
+    (`hetero.decide.planning.steps.uncertain.error_of_mean`).
     """
     number = min(len(values), max_values)
     return tuple(values[int(index * len(values) / number)] for index in range(number))

@@ -53,7 +53,7 @@ def first_sentence(profile: Profile) -> str:
     num_ranks = training.num_hosts * training.ranks_per_host
     wanted = num_ranks * training.batch_samples / training.headspace_s.mean if training.headspace_s.mean else None
     share = training.data_wait_s.mean / training.step_s.mean if training.step_s.mean else 0.0
-    # Samples may have been measured on another type of host than that of the trainer hosts.
+    # Samples may have been measured on another instance type than the type of the trainer hosts.
     if supply.instance_type != training.instance_type:
         host = f"the {supply.instance_type}'s"
     else:
