@@ -79,7 +79,8 @@ def with_data(
 ) -> Iterator[Candidate]:
     """Yield clusters with data hosts of one type.
 
-    If the accelerators cannot use the batches of more hosts, more hosts only cost more. So the counts end there.
+    If the accelerators cannot use the batches of more hosts, more hosts only cost more. So larger numbers of hosts are
+    left out.
     """
     smaller_forms = [codec.name for codec in profile.codecs]
     if any(leaf.fits_uint8 for leaf in profile.leaves):
@@ -93,7 +94,8 @@ def with_data(
             num_enough = model.hosts_for_headspace(machine, form)
             for count in range(1, min(MAX_HOSTS, num_enough + 1) + 1):
                 groups = (DataGroup(machine=machine, count=count),)
-                # `refined` tries the numbers between these two, only for the best clusters.
+                # Without local endpoints, and with as many as are best without data hosts. `refined` tries numbers
+                # between these two, only for the best clusters.
                 for local_endpoints in dict.fromkeys((0, best_local.local_endpoints)):
                     yield replace(best_local, local_endpoints=local_endpoints, data=groups, form=form)
 

@@ -143,8 +143,8 @@ def _verdict(alternative: Alternative, found: Search) -> str:
         if own_hourly_usd is None or best_hourly_usd is None:
             return "its price is not known"
         verb, comparative, price_ratio = "costs", "more per step", own_hourly_usd / best_hourly_usd
-    # Compare with the mean figures first. The search compares means over all draws, which are larger if a step time is
-    # uncertain.
+    # First compare the step times that the table shows, which have the mean figures of the profile. The search compares
+    # means over all draws of the figures instead. An uncertain step time makes such a mean larger.
     extra = price_ratio * own.step_s / best.step_s - 1
     if extra > WORTH_SPENDING:
         return f"{verb} {extra:.0%} {comparative}"

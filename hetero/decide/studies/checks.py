@@ -369,6 +369,7 @@ def _types_are_unknown(plan: StudyPlan, catalogue: Catalogue) -> _Found:
     if any(not cell.settings.groups for cell in plan.cells):
         is_sagemaker = plan.study.executor.kind == "sagemaker"
         about_estimators = " The estimators of SageMaker are made later." if is_sagemaker else ""
+        # The page of a study puts a full stop behind each finding, so a finding has none at its end.
         yield (
             WARNING,
             (
