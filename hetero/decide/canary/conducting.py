@@ -99,7 +99,7 @@ class _PreparingExecutor:
         # Delete old observations, because a repeated run must not have the observations of its first attempt.
         for old in observations.glob("rank-*.json"):
             old.unlink()
-        # The planned run lacks the prices, because they do not change the run.
+        # Add the prices. The planned run lacks them, because they do not change what it does.
         return self._inner.execute(replace(run, options={**run.options, **self._prices}), folder)
 
     def stop(self) -> None:

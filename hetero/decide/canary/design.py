@@ -109,7 +109,7 @@ class CanaryRequest:
         self._check_way()
 
     def _check_way(self) -> None:
-        """Raise `ConfigError` unless exactly one way to reduce the data is given, and its other options."""
+        """Raise `ConfigError` unless exactly one way to reduce the data is given, with the options that it needs."""
         unknown = sorted(self.whole_channels - set(self.channels))
         if unknown:
             raise ConfigError(f"--whole {unknown[0]}: unknown channel; give --channel {unknown[0]}=DIR too")

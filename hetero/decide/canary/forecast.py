@@ -5,7 +5,7 @@ Time is a sum of parts, because each part grows differently:
     fixed parts      start-up, imports and end. They take their mean, because they are equal in all runs. If the runs
                      show that they grow, they are on a line
     steps            seconds of the measured steps of each loader. They are in proportion to the number of steps: zero
-                     steps take zero seconds. So their error is that of a mean, which is smaller than that of a line
+                     steps take zero seconds. So their error is the error of a mean, and a line would have a larger one
     the rest         all else in the script: building the data set, warm-up steps, work between epochs. It is a line
                      with a fixed part
 
@@ -165,7 +165,7 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
         skipped = {"cost", *(refusal.figure for refusal in refusals)}
         refusals += [refusal for figure in figures if figure.name not in skipped for refusal in check_figure(figure)]
     out_of_memory = 1.0 if is_too_large else model.out_of_memory(candidate.memory_limit_bytes)
-    # If the memory was refused, only a lack of memory that is more probable than not is stated.
+    # If the memory was refused, state the probability of a lack of memory only if it is above one half.
     if any(refusal.figure in ("", "memory peak") for refusal in refusals):
         out_of_memory = out_of_memory if (out_of_memory or 0.0) > 0.5 else None
 
@@ -424,7 +424,7 @@ class _Model:
         figures = []
         for what, prefix, base_name in (("memory", "memory", "memory_base_bytes"), ("GPU memory", "gpu_memory", "")):
             mean, p99, peak = (_known(self._points, f"{prefix}_{name}_bytes") for name in ("mean", "p99", "peak"))
-            # What was on a GPU before the part that grows is not measured.
+            # The memory of a GPU before the part that grows is not measured, so it counts as 0.
             bases = _known(self._points, base_name) if base_name else [0.0] * len(self._points)
             if mean is None or p99 is None or peak is None or bases is None:
                 continue

@@ -220,6 +220,7 @@ def fit_ratio(x: Sequence[float], y: Sequence[float], at: Array, random: np.rand
     median = float(np.median(at))
     shares = [value / median for value in x]
     line = fit_line(shares, y, random, noise=noise, curvature=0.0, form=Form.MAYBE_ORIGIN)
+    # The line ends at the median of the other figure. Scale its growing part to each draw of the other figure.
     return np.asarray(line.fixed_draws + (line.run_draws - line.fixed_draws) * at / median)
 
 
@@ -238,7 +239,10 @@ def constant_draws(values: Sequence[float], random: np.random.Generator, *, nois
 
 
 def num_distinct(fractions: Sequence[float]) -> int:
-    """Return how many fractions differ by a tenth or more. Files are whole, so replicates differ by less."""
+    """Return how many fractions differ by a tenth or more.
+
+    Fractions of replicates differ by less. They are not equal, because files are whole.
+    """
     ordered = sorted(fractions)
     count, last = 0, 0.0
     for fraction in ordered:

@@ -51,6 +51,7 @@ class Finals:
         self._model = model
         self._menu = menu
         self._simulated: dict[tuple[object, ...], Entry] = {}
+        """The candidates that have a timeline, by their identity, with the costs of the timelines."""
 
     def choose(self) -> Candidate:
         """Return the best candidate.

@@ -234,7 +234,7 @@ class _Session:
     def left(self) -> list[PlannedRun]:
         """Return the runs that have not ended and will run.
 
-        Runs on groups of a failed run will not begin, but such a run that is being executed goes on.
+        If `failed_groups` has the groups of a run, the run will not begin. A run that is being executed goes on.
         """
         running = {each.run.run_id for each in self.running.values()}
         return [

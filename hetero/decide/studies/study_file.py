@@ -301,7 +301,7 @@ def _factor(name: object, value: object) -> Factor:
     path = f"factors.{printable(str(name), max_chars=60)}"
     name = _name(name, path)
     if isinstance(value, Mapping):
-        # The level 5e-5 once lost its settings, because the level was a number and the key of its settings a text.
+        # The key of the settings is the level. When it was the text in the file, the level 5e-5 lost its settings.
         levels = tuple(level_of(key, f"{path}.{key}") for key in value)
         settings = {
             level: _settings(mapping(each or {}, f"{path}.{key}"), f"{path}.{key}.")

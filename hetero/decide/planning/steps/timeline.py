@@ -404,6 +404,7 @@ class Timeline:
         """Plan the event when the first busy process of a host is ready. Called after each change of the load."""
         host.num_load_changes += 1
         if host.busy:
+            # The first number of a pace is the speed of each busy process.
             host.speed = host.pace(host.num_threads)[0]
             at_s = now_s + max(0.0, host.busy[0][0] - host.work_s) / host.speed
             self._push(at_s, self._send_made_batch, (host, host.num_load_changes))

@@ -245,7 +245,7 @@ class Timelines:
             self._assume_share(share)
             expected_s = self.step_s(profiled)
             assert expected_s is not None
-            # Short steps need more slow batches.
+            # If a step is shorter than the measured one, more batches must be slow.
             low, high = (share, high) if expected_s < self._training.step_s.mean else (low, share)
         return self._assume_share(low)
 

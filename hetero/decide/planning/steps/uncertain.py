@@ -162,7 +162,8 @@ class UncertainFigures:
         """
         reference = self._costs[self._reference_name]
         # Share of its time that a process computes. It waits for storage in the rest. Assume the share of the first
-        # type for all types, because it only decides how many CPUs are busy.
+        # type for all types, because it only decides how many CPUs are busy. Compute it from the cost in a process that
+        # is alone and from the mean wait, which are at position 0.
         computing_share = reference.mean_cpu_s[0] / max(reference.mean_cpu_s[0] + float(reference.wait_s[0]), 1e-12)
         all_busy_cpus = np.asarray(num_processes, dtype=np.float64) * computing_share + busy_cpus
         costs, cpu_factor, wait_factor = self._source_of(machine)

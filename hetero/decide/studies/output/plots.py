@@ -231,6 +231,7 @@ def quality_over_time_plot(found: Results) -> Plot | None:
         for each in members:
             size = counted(int(_ranks(each)), "rank") if has_sizes or not levels else ""
             groups.setdefault(", ".join(filter(None, (levels, size))), []).append(each)
+    # Groups with fewer ranks come first. The runs of a group have equally many ranks.
     ordered = sorted(groups.items(), key=lambda item: _ranks(item[1][0]))[:_MAX_SERIES]
     # Draw at most `_MAX_CURVES`, equally many of each group.
     num_drawn = 0
