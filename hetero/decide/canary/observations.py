@@ -145,7 +145,7 @@ def _of_host(usage: HostUsage, observed: Observed | None) -> Resources:
     has_gpu = bool(series.gpu_memory_bytes)
 
     def mean(values: Sequence[float], part: Sequence[tuple[int, float]] = tuple(intervals)) -> float:
-        """Return the mean of some intervals, weighted by their durations."""
+        """Return the mean of some of the chosen intervals, weighted by their durations. Default: all of them."""
         return sum(values[i] * duration for i, duration in part) / sum(duration for _, duration in part)
 
     # Percentiles are taken over seconds and not over readings, because a long run is read less often than a short one.

@@ -300,7 +300,7 @@ def _short_passes(name: str, fractions: Sequence[float], works: Sequence[LoaderW
 
 def _disproportion(name: str, fractions: Sequence[float], works: Sequence[LoaderWork]) -> str:
     """Return a reason if a loader's samples are not in proportion to the data, or an empty text."""
-    # Samples of the whole job, by each run.
+    # Samples of the whole job, extrapolated from each run.
     extrapolated = [work.num_samples / fraction for fraction, work in zip(fractions, works, strict=True)]
     # The samples of up to three batches differ by rounding alone.
     is_rounded = min(work.num_samples / max(1, work.batch_samples) for work in works) <= 3

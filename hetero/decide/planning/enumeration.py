@@ -58,7 +58,8 @@ def _process_counts(profile: Profile, machine: Machine) -> list[int]:
     free = free_cpus(training, machine)
     per_cpu = processes_per_cpu(supply.sample_cpu_s.mean + supply.batch_cpu_s.mean, supply.sample_wait_s.mean)
     most = math.floor(free * per_cpu)
-    # Eighths of the largest number suffice, because `Finals` also tries all numbers near the best one.
+    # Return the number of the profile, one process per free CPU, and eighths of the largest number. These suffice,
+    # because `Finals` also tries all numbers near the best one.
     eighths = {math.ceil(most * eighth / 8) for eighth in range(1, 9)}
     return sorted({training.num_local_processes, free} | eighths)
 

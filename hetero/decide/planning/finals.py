@@ -71,8 +71,8 @@ class Finals:
             self._simulate(entry)
         self._try_neighbours(self._follow(ordered))
         simulated = sorted(self._simulated.values(), key=lambda entry: entry.cost)
-        # 3. Make long timelines in this order, until they have `_MAX_LONG_BATCHES` together. The best candidate of each
-        # kind of spending comes first, because `simplest` compares the kinds, so none of them may be left out.
+        # 3. Make long timelines in this order, until they have `_MAX_LONG_BATCHES` batches together. The best candidate
+        # of each kind comes first, because `simplest` compares the kinds, so each kind needs a long timeline.
         finalists = list(dict.fromkeys([*_best_of_each(simulated), *simulated]))
         max_cost = simulated[0].cost * (1 + _FINAL_MARGIN)
         # In parts of bench_planner, the choices were worse without long timelines of the finalists.

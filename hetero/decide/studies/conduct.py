@@ -87,7 +87,8 @@ class _Session:
             try:
                 while pending or self.running:
                     refusal = self._start_some(pool, pending)
-                    # If a run is being executed, it may take less than expected, and the next run may start then.
+                    # End only if no run is being executed. If one is, it may take less than expected, and the next run
+                    # may start then.
                     if not self.running:
                         self.stop_reason = self.stop_reason or refusal
                         return

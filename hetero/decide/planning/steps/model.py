@@ -322,6 +322,7 @@ class StepModel:
         """
         groups: dict[tuple[int, int, int | None, str], list[int]] = defaultdict(list)
         for index, candidate in enumerate(candidates):
+            # Use the identity of the machine, because its hash takes longer.
             key = id(candidate.trainer), candidate.num_trainer_hosts, candidate.endpoints_per_host, candidate.form
             groups[key].append(index)
         for indices in groups.values():
@@ -388,8 +389,8 @@ class StepModel:
         # samples, and make the others:
         #     vcpus x T = rank_cpu_s + receive_cpu_s x remote_rate x T + local_cpu_s x (samples - remote_rate x T)
         # Solved for T:
-        cpus_per_step = trainer.vcpus + remote_rate * (local_cpu_s - receive_cpu_s)
-        busy_cpus_s = (samples * local_cpu_s + rank_cpu_s) / np.maximum(cpus_per_step, 1e-9)
+        coefficient_of_t = trainer.vcpus + remote_rate * (local_cpu_s - receive_cpu_s)
+        busy_cpus_s = (samples * local_cpu_s + rank_cpu_s) / np.maximum(coefficient_of_t, 1e-9)
         # If local endpoints would make a step longer, the data hosts make all samples.
         remote_only_s = samples / np.maximum(remote_rate, 1e-12)
         with_local_s = np.minimum(remote_only_s, np.maximum(busy_endpoints_s, busy_cpus_s))
