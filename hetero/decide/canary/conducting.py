@@ -70,6 +70,7 @@ class _PreparingExecutor:
     ) -> None:
         self._inner = inner
         self._planned = {each.run.run_id: each for each in planned}
+        # The planned runs lack the options with prices, see `execute`.
         self._prices = {name: value for name, value in request.options.items() if name in PRICE_OPTIONS}
         self._folder = folder
         self._is_cold = is_cold

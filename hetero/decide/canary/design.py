@@ -156,7 +156,7 @@ class PlannedCanary:
     """Folders with the files that it gets, if it gets a part of the files."""
 
     def link(self, folder: Path) -> None:
-        """Make the folders. Another study that writes to the same folder must not run.
+        """Make the folders. No other study may write to the folder of the study at the same time.
 
         Args:
             folder: Folder of the study.

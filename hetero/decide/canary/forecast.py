@@ -120,10 +120,10 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
     if any(point.fraction <= 0 for point in candidate.points):
         raise ConfigError("a canary run has a fraction of 0; expected more than 0")
     finished = [point for point in candidate.points if not point.failure]
-    # The refusals of the script are about all figures. The next ones are about single figures.
+    # A refusal with an empty figure, as each of these has, is about all figures.
     refusals = check_script(candidate.points)
     usd = np.empty(0)
-    is_too_large = any(ran_out_of_memory(point, candidate.memory_limit_bytes) for point in candidate.points)
+    lacked_memory = any(ran_out_of_memory(point, candidate.memory_limit_bytes) for point in candidate.points)
     num_fractions = num_distinct([point.fraction for point in finished])
     if len(finished) < MIN_RUNS or num_fractions < MIN_FRACTIONS:
         reason = (
@@ -132,7 +132,7 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
         )
         other_refusals = [refusal for refusal in refusals if refusal.rule not in options.accept]
         all_refusals = (*other_refusals, Refusal(rule="too-few", figure="", reason=reason))
-        refused = replace(candidate, figures=(), refusals=all_refusals, out_of_memory=1.0 if is_too_large else None)
+        refused = replace(candidate, figures=(), refusals=all_refusals, out_of_memory=1.0 if lacked_memory else None)
         return Forecast(refused, usd)
     # Forecast the figures.
     model = _Model(candidate, finished, options)
@@ -164,7 +164,7 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
         # cost too, because its interval is as wide as the interval of the time, which is checked.
         skipped = {"cost", *(refusal.figure for refusal in refusals)}
         refusals += [refusal for figure in figures if figure.name not in skipped for refusal in check_figure(figure)]
-    out_of_memory = 1.0 if is_too_large else model.out_of_memory(candidate.memory_limit_bytes)
+    out_of_memory = 1.0 if lacked_memory else model.out_of_memory(candidate.memory_limit_bytes)
     # If the memory was refused, state the probability of a lack of memory only if it is above one half.
     if any(refusal.figure in ("", "memory peak") for refusal in refusals):
         out_of_memory = out_of_memory if (out_of_memory or 0.0) > 0.5 else None
@@ -292,8 +292,8 @@ class _Model:
     def longest_s(self) -> float | None:
         """Return the longest time that the runs do not exclude, or None if no parabola fits. Call `time` before.
 
-        A step works on one batch, so only the rest of the script may grow with the square of the data. The forecast is
-        a straight line. The time that a parabola through the rest exceeds this line by is added to the forecast.
+        A step works on one batch, so only the rest of the script may grow with the square of the data. If a parabola
+        through the rest gives more time than a straight line, the difference is added to the forecast.
         """
         longest_rest_s = quadratic_bound(self.fractions, self._rest_s, self._random, noise=_TIME)
         if longest_rest_s is None:

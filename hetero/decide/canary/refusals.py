@@ -117,8 +117,8 @@ def check_line(
 def check_figure(figure: ForecastFigure) -> list[Refusal]:
     """Return a refusal if the interval of a figure is too wide for an answer.
 
-    The bound of an interval, as half of its width over the value, is the bound of the share of a time that other work
-    may have taken: both make an answer uncertain. See `hetero.metrics.excess.MAX_EXCESS`.
+    Half of its width may be at most `MAX_EXCESS` times the value. This number is also the largest share of a time that
+    other work of the machine may have taken. Beyond either bound, an answer would be too uncertain.
     """
     if figure.half_width <= MAX_EXCESS:
         return []
@@ -238,7 +238,7 @@ def is_fixed_loader(works: Sequence[LoaderWork], fractions: Sequence[float]) -> 
 
 
 def _bends_much(line: Line, points: Sequence[CanaryPoint]) -> bool:
-    """Return whether a line may bend much: its exponent is not 1, or there are too few runs to know it.
+    """Return whether a line may bend much: its exponent is not 1, or too few runs show the exponent.
 
     The exponent is not 1 if its interval does not contain 1. With four or five runs, the interval is about twice as
     wide as with nine, so it may contain 1 although the growth is curved. Then the replicates alone decide.

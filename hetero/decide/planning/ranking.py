@@ -141,7 +141,7 @@ class Ranking:
         )
 
     def _is_each_satisfied(self, entries: Collection[Entry]) -> bool:
-        """Return whether there are two limits, and a candidate satisfies each of them alone."""
+        """Return whether there are two limits, and for each of them a candidate that satisfies it."""
         limits = self.constraints
         if limits.max_step_s is None or limits.max_usd_per_1k_steps is None:
             return False

@@ -182,8 +182,8 @@ def _device_gb(info: InstanceTypeInfo, cell: Cell, catalogue: Catalogue) -> floa
 def _beyond_report(report: Report, instance_type: str, batch: float, room_gb: float | None) -> _Found:
     """Yield ST-03 if a batch may need more memory than a device has, by the memory peak of an earlier run.
 
-    The whole peak is assumed to be proportional to the batch, although a part of it is fixed. So only a batch that is
-    larger than the measured one is compared.
+    The whole peak is assumed to be proportional to the batch. A part of it is fixed, so a batch that is larger than the
+    measured one needs at most the computed memory. A smaller batch may need more, so it is not compared.
     """
     batches = [loader.batch_samples for rank in report.run.ranks for loader in rank.loaders if loader.num_steps]
     peaks_gb = [

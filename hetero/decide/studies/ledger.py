@@ -157,7 +157,7 @@ class RecordedRuns:
         """Return the result of a run with its report, or None if it has not ended yet.
 
         Raises:
-            ConfigError: If the ledger has a run with the same id that was another one.
+            ConfigError: If the run with this id in the ledger had other arguments, options or groups.
         """
         found = self.results.get(run.run_id)
         if found is None:

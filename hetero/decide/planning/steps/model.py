@@ -170,7 +170,7 @@ class StepModel:
         if numbers == [machine.vcpus for machine in machines]:
             return candidate
         # With a number for each type, a step of one random job took 89 % longer than planned. The smaller number fits
-        # into the memory of both types. It is 0 if no endpoint fits into one of them, which cannot be stated.
+        # into the memory of both types. If it is 0, because no endpoint fits into one of them, state no number.
         return replace(candidate, endpoints_per_host=min(numbers) or None)
 
     def variable_endpoints_on(self, candidate: Candidate) -> int | None:
@@ -348,6 +348,7 @@ class StepModel:
         ranks, samples = training.ranks_per_host, float(self._samples_per_host)
         nbytes = bytes_per_sample(self._profile, form)
         encode_s, decode_s = codec_s(self._profile, form)
+        # Step time with batches always ready.
         accelerator_s = self.headspace_s
         # Loader processes of the ranks make the batches of these candidates, as in the profile.
         as_profiled = np.array(
