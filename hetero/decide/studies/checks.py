@@ -311,6 +311,7 @@ def _factor_is_unused(plan: StudyPlan, catalogue: Catalogue) -> _Found:
     study = plan.study
     texts = [*study.args, *(text for cell in plan.cells for text in cell.settings.environment.values())]
     texts += [text for cell in plan.cells for text in cell.settings.channels.values()]
+    # The groups of a cell have no placeholders left, so take the groups of the file.
     all_settings = [study.settings, *(each for factor in study.factors for each in factor.settings.values())]
     texts += [text for settings in all_settings for text in settings.groups]
     used_names = placeholders(texts)

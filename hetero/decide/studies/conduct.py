@@ -300,7 +300,7 @@ def conduct(
         folder: Folder of the study. Run ``ID`` has the folder ``runs/ID`` in it.
         budget: Limits. The cost of earlier starts counts.
         on_progress: Called on this thread when a run begins and when it ends.
-        expected_s: Stated durations by run id, for runs whose cluster no finished run had.
+        expected_s: Stated durations by run id, which `Estimates` uses.
         identity: What the study is, for comparison with the ledger. None: no comparison.
         retry_failed: Whether runs that failed run again.
         fresh: Whether to forget the runs of earlier starts.
