@@ -88,7 +88,7 @@ def _refusal(found: Search, reason: str) -> str:
     best, base = _cheapest_with_data(found), found.baseline
     if best is None:
         return "Do not add data hosts: no type of the menu can make batches."
-    # End of each sentence: the cost with the cheapest data hosts, which it names.
+    # Most sentences end with the cheapest data hosts, and what 1,000 steps would cost with them.
     cost = _cost_text(found, best, f" with {hosts_text(best.candidate)}")
     machine = base.candidate.trainer
     fastest = min(_with_data(found), key=lambda each: each.prediction.step_s)

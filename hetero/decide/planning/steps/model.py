@@ -438,6 +438,7 @@ class StepModel:
         # Without endpoints and loader processes, the rank itself makes its batches between two steps.
         is_waiting = (1 - NEARLY_BUSY) * serial_s[:, 0] > accelerator_s[0]
         limits = np.where(is_serial & is_waiting, _PREPROCESSING, limits)
+        # If samples wait longer than they compute, storage limits the clusters without data hosts, and not the vCPUs.
         if wait_s[0] > cpu_s[:, 0].max():
             limits = np.where((limits == _PREPROCESSING) & (counts.sum(axis=1) == 0), _STORAGE, limits)
         return _Parts(step_s=step_s, limits=limits, cpu_bound_s=cpu_bound_s[:, 0])
