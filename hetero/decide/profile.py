@@ -187,6 +187,7 @@ def _supply(report: Report, headline: Headline, catalogue: Catalogue) -> SupplyP
     return SupplyProfile(
         instance_type=group.instance_type,
         vcpus=_vcpus(run, group, catalogue),
+        # This cost contains the waits of the sample and the work for its batch.
         sample_cpu_s=dataclasses.replace(Spread.of(values, "s", "modelled"), mean=vcpus / rate),
         sample_wait_s=Spread.of([0.0], "s", "modelled"),
         batch_cpu_s=Spread.of([0.0], "s", "modelled"),
@@ -205,7 +206,7 @@ def _busy_cpus(run: RunFacts, group: GroupFacts) -> float:
 def _headspace(summaries: list[StepSummary]) -> Spread:
     """Return the step time with batches always ready: step times minus data waits, of the rank with the most compute.
 
-    The values are its mean and two percentiles, and the mean of each rank, because a report lacks single steps.
+    A report lacks single steps. So the values are the mean and two percentiles of this rank, and the mean of each rank.
     """
     slowest = max(summaries, key=lambda summary: summary.compute_total_s / max(1, summary.num_steps_measured))
     pairs = (

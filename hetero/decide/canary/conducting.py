@@ -70,11 +70,12 @@ class _PreparingExecutor:
     ) -> None:
         self._inner = inner
         self._planned = {each.run.run_id: each for each in planned}
+        # The planned runs lack the options with prices, see `execute`.
         self._prices = {name: value for name, value in request.options.items() if name in PRICE_OPTIONS}
         self._folder = folder
         self._is_cold = is_cold
         self.max_parallel = inner.max_parallel
-        # An executor with this method is a `Billing`, so this one is if the inner one is.
+        # Any executor with this method counts as a `Billing`. So this executor has the method only if ``inner`` has it.
         if isinstance(inner, Billing):
             self.billed_s = inner.billed_s
 
@@ -99,7 +100,7 @@ class _PreparingExecutor:
         # Delete old observations, because a repeated run must not have the observations of its first attempt.
         for old in observations.glob("rank-*.json"):
             old.unlink()
-        # The planned run lacks the prices, because they do not change the run.
+        # Add the prices. The planned run lacks them, because they do not change what it does.
         return self._inner.execute(replace(run, options={**run.options, **self._prices}), folder)
 
     def stop(self) -> None:
@@ -120,8 +121,8 @@ def execute_canaries(
 ) -> tuple[list[RunResult], BudgetError | None]:
     """Execute the runs that the ledger in ``folder`` does not have yet.
 
-    After a run that fails, no more runs of its cluster begin, because they could not change that the forecast is
-    refused.
+    If a run fails, the forecast of its cluster is refused, whatever the other runs show. So no more runs of the cluster
+    begin, unless ``accepts_failures``.
 
     Args:
         runs: The runs.
@@ -129,9 +130,9 @@ def execute_canaries(
         folder: Folder of the study.
         budget: Limits of all runs together.
         on_progress: Called when a run begins and when it ends.
-        identity: What the study is.
-        accepts_failures: Whether runs go on after one that failed. If not, runs that failed at an earlier start run
-            again.
+        identity: What the study is, for comparison with the ledger.
+        accepts_failures: Whether a forecast is made although runs failed. If not, runs that failed at an earlier start
+            run again.
         fresh: Whether to forget the runs of earlier starts.
 
     Returns:
@@ -283,15 +284,15 @@ def _candidate(
     """
     ended = [each for each in planned if each.cluster == cluster and each.run.run_id in results]
     reports = {each.run.run_id: report for each in ended if (report := results[each.run.run_id].report) is not None}
-    # A run has an objection to costs if its simulated hosts have the speed of this machine. Its time is then the time
-    # of the cluster only if the user says that this machine is as fast as each type.
+    # If simulated hosts have the speed of this machine, the report of the run has an objection to its cost. The times
+    # are then those of the cluster only if the user says that this machine is as fast as each of its types.
     objections = dict.fromkeys(report.cost.objection for report in reports.values() if report.cost.objection)
-    other_types = " and ".join(kind for kind in _types_of(cluster) if kind not in request.as_fast_as)
-    has_cost = ended and not (objections and other_types)
+    unlike_types = " and ".join(kind for kind in _types_of(cluster) if kind not in request.as_fast_as)
+    has_cost = ended and not (objections and unlike_types)
     # The note names the runs whose times other work of this machine may have made longer.
     notes = [note] if (note := upper_bounds_note(reports)) else []
     if not has_cost:
-        notes += [_note(objection, other_types) for objection in objections]
+        notes += [_note(objection, unlike_types) for objection in objections]
     candidate = Candidate(
         name=cluster.name,
         groups=cluster.groups,
@@ -300,6 +301,7 @@ def _candidate(
         cache_bytes=level_2_bytes(),
         notes=tuple(notes),
     )
+    # A forecast from simulated hosts must not be labelled ``measured``.
     is_simulated = any(report.run.simulated for report in reports.values())
     return candidate, replace(options, basis="simulated") if is_simulated else options
 
@@ -318,8 +320,8 @@ def _point(planned: PlannedCanary, result: RunResult, *, by_samples: bool) -> Ca
     Args:
         planned: The run.
         result: Its result.
-        by_samples: Whether the loaders used a fraction of their samples. The real fraction is then that of the largest
-            loader, because each loader rounds its number of samples.
+        by_samples: Whether the loaders used a fraction of their samples. Each loader rounds its number of samples, so
+            the real fraction is then that of the largest loader.
     """
     observed = read_observed(Path(planned.run.environment[CANARY_DIR_VARIABLE]))
     point = point_of(result, fraction=planned.fraction, observed=observed)
@@ -330,8 +332,8 @@ def _point(planned: PlannedCanary, result: RunResult, *, by_samples: bool) -> Ca
         for loader in point.loaders
         if loader.dataset_samples and loader.pass_samples
     ]
-    # Take the loader with the most samples. It has most of the work, and rounding changes its share least. Without a
-    # loader that counts its samples, the planned fraction stays.
+    # Take the loader with the most samples, because rounding changes its fraction least. Without a loader that counts
+    # its samples, the planned fraction stays.
     whole_samples, part_samples = max(whole_and_part, default=(1, planned.fraction))
     # Ranks get equally many samples, so a pass may have a few more than the data set.
     return replace(point, fraction=min(1.0, part_samples / whole_samples))

@@ -109,7 +109,7 @@ class CanaryRequest:
         self._check_way()
 
     def _check_way(self) -> None:
-        """Raise `ConfigError` unless exactly one way to reduce the data is given, and its other options."""
+        """Raise `ConfigError` unless exactly one way to reduce the data is given, with the options that it needs."""
         unknown = sorted(self.whole_channels - set(self.channels))
         if unknown:
             raise ConfigError(f"--whole {unknown[0]}: unknown channel; give --channel {unknown[0]}=DIR too")
@@ -156,7 +156,7 @@ class PlannedCanary:
     """Folders with the files that it gets, if it gets a part of the files."""
 
     def link(self, folder: Path) -> None:
-        """Make the folders. Another study that writes to the same folder must not run.
+        """Make the folders. No other study may write to the folder of the study at the same time.
 
         Args:
             folder: Folder of the study.
@@ -202,9 +202,11 @@ def check_repeats(repeats: int, num_fractions: int, num_clusters: int, name: str
 def check_real(fractions: Sequence[float], what: str, to_do: str = _MORE_PARTS) -> None:
     """Raise `ConfigError` unless a forecast can be made from the fractions that the runs really get.
 
+    A run gets whole files or samples, so its real fraction differs from the planned one.
+
     Args:
         fractions: Real fraction of each run of a cluster.
-        what: What is divided, for example ``the channels have 3 files``.
+        what: How many files or samples there are, for example ``the channels have 3 files``.
         to_do: What to do about it.
     """
     shown = ", ".join(dict.fromkeys(percent(fraction) for fraction in sorted(fractions)))
@@ -294,9 +296,10 @@ def plan_canaries(request: CanaryRequest, folder: Path) -> tuple[list[PlannedCan
 def _ordered(planned: Sequence[PlannedCanary], request: CanaryRequest) -> list[PlannedCanary]:
     """Return the runs in the order of their execution.
 
-    The first runs of each cluster have all fractions, and the smallest fraction twice. These runs suffice for a
-    forecast if the budget or the user ends the study. The order of the first runs is random, and so is the order of the
-    rest.
+    The first runs of each cluster suffice for a forecast if the budget or the user ends the study. They have each
+    fraction once, and the smallest one twice. With three fractions, these are the `MIN_RUNS` that a forecast needs, and
+    a run of the smallest fraction takes the least time. The order of the first runs is random, and so is the order of
+    the rest.
     """
     smallest = min(request.fractions)
     generator = random.Random(request.seed)

@@ -236,8 +236,8 @@ def _check_replaceable(folder: Path) -> None:
 def evict(paths: Iterable[Path]) -> None:
     """Ask the kernel to drop files from its page cache. The next reader then reads them from storage.
 
-    A job on a fresh machine begins with data that is in no cache, but canaries that read the same files would not.
-    Files that a process has mapped, and systems without this call, keep their pages.
+    A job on a fresh machine reads its data from storage. Canaries must do so too, although they read the same files one
+    after the other. Files that a process has mapped, and systems without this call, keep their pages.
     """
     if not hasattr(os, "posix_fadvise"):
         return

@@ -5,7 +5,7 @@ Time is a sum of parts, because each part grows differently:
     fixed parts      start-up, imports and end. They take their mean, because they are equal in all runs. If the runs
                      show that they grow, they are on a line
     steps            seconds of the measured steps of each loader. They are in proportion to the number of steps: zero
-                     steps take zero seconds. So their error is that of a mean, which is smaller than that of a line
+                     steps take zero seconds. So their error is the error of a mean, and a line would have a larger one
     the rest         all else in the script: building the data set, warm-up steps, work between epochs. It is a line
                      with a fixed part
 
@@ -120,10 +120,10 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
     if any(point.fraction <= 0 for point in candidate.points):
         raise ConfigError("a canary run has a fraction of 0; expected more than 0")
     finished = [point for point in candidate.points if not point.failure]
-    # Refuse what no line can forecast. These refusals are about all figures, so their figure is an empty text.
+    # A refusal with an empty figure, as each of these has, is about all figures.
     refusals = check_script(candidate.points)
     usd = np.empty(0)
-    is_too_large = any(ran_out_of_memory(point, candidate.memory_limit_bytes) for point in candidate.points)
+    lacked_memory = any(ran_out_of_memory(point, candidate.memory_limit_bytes) for point in candidate.points)
     num_fractions = num_distinct([point.fraction for point in finished])
     if len(finished) < MIN_RUNS or num_fractions < MIN_FRACTIONS:
         reason = (
@@ -132,7 +132,7 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
         )
         other_refusals = [refusal for refusal in refusals if refusal.rule not in options.accept]
         all_refusals = (*other_refusals, Refusal(rule="too-few", figure="", reason=reason))
-        refused = replace(candidate, figures=(), refusals=all_refusals, out_of_memory=1.0 if is_too_large else None)
+        refused = replace(candidate, figures=(), refusals=all_refusals, out_of_memory=1.0 if lacked_memory else None)
         return Forecast(refused, usd)
     # Forecast the figures.
     model = _Model(candidate, finished, options)
@@ -148,7 +148,8 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
     # the job.
     busy = check_busy(finished)
     refusals += [*busy, *(refusal for refusal in model.refusals if not busy or refusal.figure != "time")]
-    # A step works on one batch, which is as large in the canaries as in the whole. So caches matter only without steps.
+    # The whole job may be slower per byte if it holds more data in memory than the CPUs' caches. A step works on one
+    # batch, which is as large in the canaries as in the whole. So skip this rule if steps were measured.
     if not model.has_steps:
         refusals += check_cpu_cache(
             finished,
@@ -159,12 +160,12 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
     refusals += check_cache(finished, data_bytes=candidate.data_bytes, memory_bytes=candidate.memory_limit_bytes)
     refusals = [refusal for refusal in refusals if refusal.rule not in options.accept]
     if "noise" not in options.accept:
-        # Skip figures that were refused before, because an interval without a line cannot be judged. Skip the cost too,
-        # because its interval is as wide as that of the time.
+        # Skip figures that have a refusal: if a line does not hold, the width of its interval says nothing. Skip the
+        # cost too, because its interval is as wide as the interval of the time, which is checked.
         skipped = {"cost", *(refusal.figure for refusal in refusals)}
         refusals += [refusal for figure in figures if figure.name not in skipped for refusal in check_figure(figure)]
-    out_of_memory = 1.0 if is_too_large else model.out_of_memory(candidate.memory_limit_bytes)
-    # If the memory was refused, only a lack of memory that is more probable than not is stated.
+    out_of_memory = 1.0 if lacked_memory else model.out_of_memory(candidate.memory_limit_bytes)
+    # If the memory was refused, state the probability of a lack of memory only if it is above one half.
     if any(refusal.figure in ("", "memory peak") for refusal in refusals):
         out_of_memory = out_of_memory if (out_of_memory or 0.0) > 0.5 else None
 
@@ -194,22 +195,23 @@ class _Model:
         own_seed = zlib.crc32("\n".join((candidate.name, *candidate.groups)).encode())
         self._random = np.random.default_rng((options.seed, len(points), own_seed))
         self.refusals: list[Refusal] = []
+        # The method `time` sets the figures of the time, and the method `memory` sets those of the memory.
         self.fixed_s = 0.0
-        """Time of the whole that does not grow with the data: the median of its draws, after `time`."""
-        self._line_s: list[float] = []
-        """Time of each run that is on a line: the script without the steps of its loaders."""
+        """Part of the time of the whole that does not grow with the data: the median of its draws."""
+        self._rest_s: list[float] = []
+        """Time of the script in each run, without the steps of its loaders."""
         self._growing_s = np.zeros(0)
-        """Draws of the time of the script, which may grow with the data, after `time`."""
+        """Draws of the time of the script in the whole. It may grow with the data."""
         self._memory_peak = np.zeros(0)
-        """Draws of the memory peak, after `memory`. Empty if a run lacks its memory."""
+        """Draws of the memory peak. Empty if a run lacks its memory."""
         self.time_s = np.zeros(0)
-        """Draws of the time, after `time`."""
+        """Draws of the time of the whole."""
         self.has_steps = False
-        """Whether steps of hetero's loaders were measured, after `time`."""
+        """Whether steps of hetero's loaders were measured."""
         self.held_bytes = 0.0
-        """Growth of the memory from no data to the whole, after `memory`."""
+        """Growth of the memory from no data to the whole."""
         self.least_held_bytes = 0.0
-        """What this growth exceeds with a probability of 90 %."""
+        """Bytes that this growth exceeds with a probability of 90 %."""
 
     def figure(
         self, name: str, unit: str, draws: Array, *, fixed: float | None = None, points: Sequence[float] = ()
@@ -241,7 +243,8 @@ class _Model:
         """Return draws of the time of the whole.
 
         It is the sum of three parts: the time outside of the script, the steps of the script's loaders, and the rest of
-        the script. Without measured steps, the whole script is the rest.
+        the script. Without measured steps, the whole script is the rest. A line has draws of one run of the whole with
+        its noise (`run_draws`), of the mean of such runs (`mean_draws`), and of its fixed part (`fixed_draws`).
         """
         script_s = [point.growing_s for point in self._points]
         script_line = self._line(script_s, _TIME, self._options.curvature)
@@ -255,23 +258,24 @@ class _Model:
         self.refusals += check_line("time", script_line, self._points, must_grow=not has_growing_loader)
         outside = self._outside()
         self._growing_s, fixed_s = script_line.run_draws, script_line.fixed_draws
-        self._line_s = script_s
+        self._rest_s = script_s
+        # With measured steps, replace the line of the whole script by the steps of each loader and a line of the rest.
         if works:
-            rest_s = list(script_s)
+            unmeasured_s = list(script_s)
             steps_s, fixed_s = np.zeros(NUM_DRAWS), np.zeros(NUM_DRAWS)
             for name, own in works.items():
-                rest_s = [rest - work.measured_s for rest, work in zip(rest_s, own, strict=True)]
+                unmeasured_s = [left_s - work.measured_s for left_s, work in zip(unmeasured_s, own, strict=True)]
                 own_steps_s = self._steps(name, own)
                 steps_s = steps_s + own_steps_s
                 if is_fixed_loader(own, self.fractions):
                     fixed_s = fixed_s + own_steps_s
-            self._line_s = [max(0.0, value) for value in rest_s]
-            rest = self._line(self._line_s, _TIME, self._options.curvature)
-            self._growing_s, fixed_s = steps_s + rest.run_draws, fixed_s + rest.fixed_draws
-            # If the rest grows little, it may have any form, because it changes the forecast little.
-            if np.median(rest.mean_draws - rest.fixed_draws) > _MATTERS * np.median(self._growing_s):
+            self._rest_s = [max(0.0, value) for value in unmeasured_s]
+            rest_line = self._line(self._rest_s, _TIME, self._options.curvature)
+            self._growing_s, fixed_s = steps_s + rest_line.run_draws, fixed_s + rest_line.fixed_draws
+            # If the rest grows little, do not check that it is on a line, because it changes the forecast little.
+            if np.median(rest_line.mean_draws - rest_line.fixed_draws) > _MATTERS * np.median(self._growing_s):
                 what = "time of the script outside of its loaders"
-                self.refusals += check_line("time", rest, self._points, must_grow=False, what=what)
+                self.refusals += check_line("time", rest_line, self._points, must_grow=False, what=what)
         # The machine may be faster or slower during the whole job than during the canaries.
         drift = np.exp(_MACHINE_DRIFT * self._random.standard_normal(NUM_DRAWS))
         self._growing_s = self._growing_s * drift
@@ -280,21 +284,21 @@ class _Model:
         # any smaller share.
         if excess := mean_excess(self._points):
             time_s = time_s * (1 - excess * self._random.random(NUM_DRAWS))
-        # The fixed part is at most the whole, also if the median of its draws is longer.
+        # The fixed part is at most the whole time, also if the median of its draws is longer.
         self.fixed_s = min(float(np.median(outside.fixed_draws + fixed_s)), float(np.median(time_s)))
         self.time_s = np.asarray(time_s)
         return self.time_s
 
     def longest_s(self) -> float | None:
-        """Return the longest time that the runs do not exclude, after `time`, or None if no parabola fits.
+        """Return the longest time that the runs do not exclude, or None if no parabola fits. Call `time` before.
 
-        A step works on one batch, so only the rest of the script may grow with the square of the data. What the rest
-        may take beyond its straight line is added to the forecast.
+        A step works on one batch, so only the rest of the script may grow with the square of the data. If a parabola
+        through the rest gives more time than a straight line, the difference is added to the forecast.
         """
-        longest_rest_s = quadratic_bound(self.fractions, self._line_s, self._random, noise=_TIME)
+        longest_rest_s = quadratic_bound(self.fractions, self._rest_s, self._random, noise=_TIME)
         if longest_rest_s is None:
             return None
-        straight_rest_s = float(np.median(self._line(self._line_s, _TIME, curvature=0.0).mean_draws))
+        straight_rest_s = float(np.median(self._line(self._rest_s, _TIME, curvature=0.0).mean_draws))
         return max(0.0, longest_rest_s - straight_rest_s) + float(np.median(self.time_s))
 
     def _outside(self) -> Line:
@@ -303,8 +307,8 @@ class _Model:
         It grows for example if a module reads the data when it is imported.
         """
         values = [point.fixed_s for point in self._points]
-        # With this form, only clear evidence gives a line instead of a constant. With even odds for both, a forecast of
-        # bench_canary, whose start-up does not grow, had an error of 31 %.
+        # `MOSTLY_CONSTANT` gives a line only if the evidence for growth is clear. When a line and a constant had even
+        # odds, a forecast of bench_canary, whose start-up does not grow, had an error of 31 %.
         line = self._line(values, _TIME, self._options.curvature, Form.MOSTLY_CONSTANT)
         # Refuse a curved growth only if the figure grows measurably, because the forecast is otherwise a constant.
         if line.growth >= MIN_GROWTH:
@@ -317,9 +321,10 @@ class _Model:
         return fit_line(self.fractions, values, self._random, noise=noise, curvature=curvature, form=form)
 
     def _step_loaders(self) -> list[str]:
-        """Return the loaders whose steps were measured in every run, by name. The time of other loaders is rest.
+        """Return the names of the loaders whose steps were measured in every run.
 
-        The steps of a loader do not count if its passes have fewer than three batches, because hardly any is full.
+        The time of all other loaders belongs to the rest of the script. Among them are loaders whose passes have fewer
+        than three batches, because hardly any of these batches is full.
         """
         measured = [{loader.name for loader in point.loaders if _is_measured(loader)} for point in self._points]
         # In the order of the first run, because the order decides which draws a loader gets.
@@ -332,22 +337,23 @@ class _Model:
             return constant_draws([work.measured_s for work in works], self._random, noise=_STEPS)
         # The last batch of a pass may be small. If its step takes the time of other steps, the whole time is in
         # proportion to the steps. If its step takes less time, the whole time is in proportion to the samples. It is
-        # not known which is true, so use the geometric mean of both shares. As a logarithm, its error is at most half
-        # of their difference.
+        # not known which is true, so use the geometric mean of both shares. Its logarithm is wrong by at most half the
+        # difference of their logarithms.
         shares_of_steps, shares_of_samples = self._shares(works)
         pairs = list(zip(shares_of_steps, shares_of_samples, strict=True))
         shares = [math.sqrt(of_steps * of_samples) for of_steps, of_samples in pairs]
-        log_error = max(abs(math.log(of_steps / of_samples)) for of_steps, of_samples in pairs) / 2
-        # The prior of the exponent allows for this error. A time in proportion to x^p is wrong by the error of p times
-        # the logarithm of whole / runs. So divide by this logarithm, unless the runs are nearly the whole.
-        log_ratio = math.log(1 / statistics.fmean(shares)) if max(shares) < 0.9 else 1.0
+        error_of_log = max(abs(math.log(of_steps / of_samples)) for of_steps, of_samples in pairs) / 2
+        # The prior of the exponent p allows for this error. From the share x to the whole, a time in proportion to x^p
+        # grows by the factor (1 / x)^p, whose logarithm is p log(1 / x). An error of p by `error_of_log` / log(1 / x)
+        # has the same effect. If the runs are nearly the whole, log(1 / x) is near 0, so do not divide by it.
+        log_growth = math.log(1 / statistics.fmean(shares)) if max(shares) < 0.9 else 1.0
         passes = max(work.num_passes for work in works)
         line = fit_line(
             shares,
             [work.measured_s for work in works],
             self._random,
             noise=_STEPS,
-            curvature=math.hypot(self._options.step_curvature, log_error / log_ratio),
+            curvature=math.hypot(self._options.step_curvature, error_of_log / log_growth),
             # Each pass begins with a wait, which does not grow with the data. In a single pass, no measured step waits.
             form=Form.THROUGH_ORIGIN if passes == 1 else Form.MAYBE_ORIGIN,
         )
@@ -356,7 +362,7 @@ class _Model:
         return line.run_draws
 
     def _shares(self, works: Sequence[LoaderWork]) -> tuple[list[float], list[float]]:
-        """Return two shares for each run: its measured steps, and their samples, as shares of those of the whole job.
+        """Return the share of the whole job's measured steps that each run has, and the share of the samples in them.
 
         Measured steps are all but the warm-up, which has as many steps in the whole job as in a canary run.
         """
@@ -402,9 +408,9 @@ class _Model:
         return figures
 
     def _percentile(self, values: Sequence[Sequence[float]]) -> Array:
-        """Return draws of the 99th percentile of all runs together. For each draw, runs are drawn with replacement."""
+        """Return draws of the 99th percentile of the values of all runs. Runs are drawn with replacement."""
         arrays = [np.asarray(each) for each in values]
-        # A percentile takes long to compute, so the draws are chosen from 400 of them.
+        # A percentile takes long to compute, so compute 400 and choose the draws from them.
         percentiles = [
             np.quantile(np.concatenate([arrays[i] for i in self._random.integers(len(arrays), size=len(arrays))]), 0.99)
             for _ in range(400)
@@ -418,7 +424,7 @@ class _Model:
         figures = []
         for what, prefix, base_name in (("memory", "memory", "memory_base_bytes"), ("GPU memory", "gpu_memory", "")):
             mean, p99, peak = (_known(self._points, f"{prefix}_{name}_bytes") for name in ("mean", "p99", "peak"))
-            # What was on a GPU before the part that grows is not measured.
+            # The memory of a GPU before the part that grows is not measured, so it counts as 0.
             bases = _known(self._points, base_name) if base_name else [0.0] * len(self._points)
             if mean is None or p99 is None or peak is None or bases is None:
                 continue
@@ -441,9 +447,9 @@ class _Model:
         """Return draws of the mean or the 99th percentile of the memory in the whole.
 
         Such a value is between the base (the memory before the part that grows) and the peak. Its share of this range
-        is 0 at the base and 1 at the peak. A short run mostly grows to its peak, and a long run is mostly at its peak,
-        so the share is larger in a long run. The seconds that a run lacks at its peak, (1 - share) x time, grow less.
-        They are forecast as a line with a fixed part, and give the share of the whole.
+        is 0 at the base and 1 at the peak. A short run grows most of the time, and a long run is at its peak most of
+        the time. So the share is larger in a long run. The seconds that a run lacks, (1 - share) x time, grow less than
+        its time. They are forecast on a line with a fixed part, and the share of the whole follows from them.
 
         Args:
             peak_draws: Draws of the peak in the whole.

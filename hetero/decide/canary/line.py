@@ -75,11 +75,12 @@ class Columns(enum.Enum):
     BOTH = "a and b"
 
 
-_SIMPLER = {
+_ONE_PART_OF = {
     Form.MAYBE_ORIGIN: Columns.GROWING,
     Form.MAYBE_CONSTANT: Columns.FIXED,
     Form.MOSTLY_CONSTANT: Columns.FIXED,
 }
+"""The part that a line may have alone, for each form that allows it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,8 +165,8 @@ def fit_line(
         return _Normal(xs, ys, variances, centre, exponent, noise, columns)
 
     def draws_of(columns: Columns) -> tuple[Array, ...]:
-        """Return draws of the fitted parts: one array per part, with `NUM_DRAWS` values."""
-        # Draw the parts for each exponent of the grid, as often as the runs make it likely.
+        """Return `NUM_DRAWS` draws of the fixed part, of the growing part, and of phi."""
+        # The more probable the runs make an exponent of the grid, the more draws have this exponent.
         exponents = 1.0 + curvature * _GRID if curvature > 0 else np.ones(1)
         log_prior = -(_GRID**2) / 2 if curvature > 0 else np.zeros(1)
         models = [model_of(float(exponent), columns) for exponent in exponents]
@@ -176,11 +177,12 @@ def fit_line(
         order = random.permutation(NUM_DRAWS)
         return tuple(np.concatenate(column)[order] for column in zip(*drawn, strict=True))
 
-    # The line with both parts, or the form with one part as often as the runs favour it.
     fixed, growing, phis = draws_of(columns)
     straight = model_of(1.0, columns)
-    if form in _SIMPLER:
-        one_part = _SIMPLER[form]
+    # If the form allows a line with one part, replace some draws of the line with both parts by draws of this line. The
+    # better it describes the runs, the more draws are replaced.
+    if form in _ONE_PART_OF:
+        one_part = _ONE_PART_OF[form]
         # Logarithm of the odds of both parts against one. By the Bayesian information criterion, the second part must
         # raise the log likelihood by log(n) / 2.
         log_odds = straight.log_likelihood - model_of(1.0, one_part).log_likelihood - math.log(len(xs)) / 2
@@ -218,14 +220,15 @@ def fit_ratio(x: Sequence[float], y: Sequence[float], at: Array, random: np.rand
     median = float(np.median(at))
     shares = [value / median for value in x]
     line = fit_line(shares, y, random, noise=noise, curvature=0.0, form=Form.MAYBE_ORIGIN)
+    # The line ends at the median of the other figure. Scale its growing part to each draw of the other figure.
     return np.asarray(line.fixed_draws + (line.run_draws - line.fixed_draws) * at / median)
 
 
 def constant_draws(values: Sequence[float], random: np.random.Generator, *, noise: Noise) -> Array:
     """Return draws of one more value of a figure that does not depend on the data."""
     ys = np.asarray(values, dtype=float)
-    # All runs have the same expected value, so they have one variance, relative to the scale of the noise: that of
-    # `fit_line` at their mean.
+    # All runs have the same expected value, so they have the same variance. By the model of `fit_line`, it is phi times
+    # this number, where phi is the scale of the noise.
     variance = float(np.mean(ys)) ** 2 + (noise.absolute / noise.relative) ** 2
     # A model with the fixed part alone does not use the fractions, their centre and the exponent.
     fractions, variances = np.ones(len(ys)), np.full(len(ys), variance)
@@ -236,7 +239,10 @@ def constant_draws(values: Sequence[float], random: np.random.Generator, *, nois
 
 
 def num_distinct(fractions: Sequence[float]) -> int:
-    """Return how many fractions differ by a tenth or more. Files are whole, so replicates differ by less."""
+    """Return how many fractions differ by a tenth or more.
+
+    Fractions of replicates differ by less. They are not equal, because files are whole.
+    """
     ordered = sorted(fractions)
     count, last = 0, 0.0
     for fraction in ordered:
@@ -277,15 +283,16 @@ class Posterior:
         residuals = target - weighted @ self.best
         self.squares = float(residuals @ residuals)
         """Weighted sum of the squares of the residuals."""
-        # The posterior of phi is an inverse gamma distribution with this shape and this rate.
-        prior = noise.degrees * noise.relative**2
+        # The posterior of phi, the scale of the noise, is an inverse gamma distribution with this shape and this rate.
+        # `noise.degrees` is the weight of the prior, as a number of runs.
+        prior_squares = noise.degrees * noise.relative**2
         self.shape = (noise.degrees + max(0, num_runs - num_columns)) / 2
-        self.rate = (prior + self.squares) / 2
+        self.rate = (prior_squares + self.squares) / 2
         _, log_det = np.linalg.slogdet(precision)
         self.log_evidence = -0.5 * float(log_det) - self.shape * math.log(self.rate)
         """Logarithm of the probability of the runs, over all coefficients. It compares models with the same columns,
         because the prior of a coefficient is flat."""
-        self.log_likelihood = -(noise.degrees + num_runs) / 2 * math.log(prior + self.squares)
+        self.log_likelihood = -(noise.degrees + num_runs) / 2 * math.log(prior_squares + self.squares)
         """Logarithm of the probability of the runs with the best coefficients. It compares models with any columns."""
 
     def draw_phis(self, num: int, random: np.random.Generator) -> Array:
@@ -379,8 +386,8 @@ def _outlier_factors(residuals: Array, variances: Array, noise: Noise) -> Array:
     num_line_parts = 2
     mean_square = float(np.sum(scores**2)) / max(1, len(scores) - num_line_parts)
     scale = max(noise.relative, 1.4826 * float(np.median(scores)), _TYPICAL * math.sqrt(mean_square))
-    # Student's t distribution gives a run the weight 1 / (_TAIL + score^2). A run within two standard deviations counts
-    # fully.
+    # Student's t distribution gives a run a weight in proportion to 1 / (_TAIL + score^2). The factor is the inverse of
+    # this weight, divided by the inverse at two standard deviations. So runs within these have the factor 1.
     return np.maximum(1.0, (_TAIL + (scores / scale) ** 2) / (_TAIL + 2.0**2))
 
 

@@ -62,7 +62,7 @@ def point_of(result: RunResult, *, fraction: float, observed: Sequence[Observed]
         observed: What the run's ranks observed of the script. If it is empty, all of the run's time counts as a part
             that may grow, also start-up and imports.
     """
-    # The ranks wait for each other, so the one with the longest work decides.
+    # Take the rank with the longest work, because the other ranks wait for it.
     longest = max(observed, key=lambda each: each.work_s, default=None)
     if longest is None:
         parts = [Part(name="run", seconds=result.wall_s, grows=True)]
@@ -145,7 +145,7 @@ def _of_host(usage: HostUsage, observed: Observed | None) -> Resources:
     has_gpu = bool(series.gpu_memory_bytes)
 
     def mean(values: Sequence[float], part: Sequence[tuple[int, float]] = tuple(intervals)) -> float:
-        """Return the mean of some intervals, weighted by their durations."""
+        """Return the mean of some of the chosen intervals, weighted by their durations. Default: all of them."""
         return sum(values[i] * duration for i, duration in part) / sum(duration for _, duration in part)
 
     # Percentiles are taken over seconds and not over readings, because a long run is read less often than a short one.
@@ -164,7 +164,7 @@ def _of_host(usage: HostUsage, observed: Observed | None) -> Resources:
     return Resources(
         cpu_percent_mean=mean(series.cpu_percent),
         cpu_percents=means(series.cpu_percent),
-        # At most the lowest peak, because memory that is freed after the imports does not stay.
+        # The base is at most the lowest peak, because memory that is freed after the imports does not belong to it.
         memory_base_bytes=min(base, *(float(series.memory_peak_bytes[i]) for i in chosen)),
         memory_mean_bytes=mean(series.memory_mean_bytes),
         memory_p99_bytes=_p99(memory_peaks),
@@ -197,7 +197,7 @@ def _parts_of_a_second(intervals: Sequence[tuple[int, float]]) -> list[list[tupl
 
 
 def _within(series: UsageSeries, begin_s: float, end_s: float) -> list[int]:
-    """Return the indices of the intervals in a part of the run. If the part is too short for one, take the nearest."""
+    """Return the indices of the intervals in a part of the run. If there is none, take the one nearest to its end."""
     middles = [(a + b) / 2 for a, b in zip(series.begin_s, series.end_s, strict=True)]
     chosen = [i for i, middle in enumerate(middles) if begin_s <= middle <= end_s]
     return chosen or [min(range(len(middles)), key=lambda i: abs(middles[i] - end_s))]

@@ -40,7 +40,7 @@ def quadratic_bound(
     centre = float(np.exp(np.mean(np.log(xs))))
     design = np.stack([np.ones(len(xs)), xs / centre, (xs / centre) ** 2], axis=1)
     posterior = Posterior(design, ys, ys**2 + (noise.absolute / noise.relative) ** 2, noise)
-    # No part of a time is negative. This condition bounds the square.
+    # Leave out draws with a negative part, because no part of a time is negative.
     parts, _ = posterior.draw_positive(_NUM_DRAWS, random)
     if len(parts) < _MIN_ACCEPTED:
         return None

@@ -56,9 +56,9 @@ processes has 2 n batches in flight, so each process then makes three."""
 
 
 def check_script(points: Sequence[CanaryPoint]) -> list[Refusal]:
-    """Return refusals for what the runs of the script did and the whole job may do differently.
+    """Return refusals if the script may behave differently in the whole job than in the canary runs.
 
-    Three things are refused: runs failed, runs used different loaders, or a loader breaks one of `_LOADER_RULES`.
+    There are three such cases: runs failed, runs used different loaders, or a loader breaks one of `_LOADER_RULES`.
     """
     reasons = [("failed", _failed(points))]
     names = [sorted(loader.name for loader in point.loaders) for point in points]
@@ -115,7 +115,11 @@ def check_line(
 
 
 def check_figure(figure: ForecastFigure) -> list[Refusal]:
-    """Return a refusal if the interval of a figure is wider than an answer may be."""
+    """Return a refusal if the interval of a figure is too wide for an answer.
+
+    Half of its width may be at most `MAX_EXCESS` times the value. This number is also the largest share of a time that
+    other work of the machine may have taken. Beyond either bound, an answer would be too uncertain.
+    """
     if figure.half_width <= MAX_EXCESS:
         return []
     reason = (
@@ -159,10 +163,10 @@ def check_cpu_cache(
 ) -> list[Refusal]:
     """Return a refusal if the whole job holds so much more data in memory that reading it becomes slower.
 
-    Memory is fast up to `_FAST_TO` times the size of the CPUs' level 2 caches, and slow from `_SLOW_FROM` times on. In
-    between, it becomes slower gradually. So the forecast is refused if the data of the whole is more than
-    `_CACHE_RATIO` times that of the largest canary within this span. Jobs of this kind took 1.3 to 2.7 times as long
-    per byte. Runs that mostly sleep or wait are not affected.
+    Data in memory is read fast if it has at most `_FAST_TO` times the size of the CPUs' level 2 caches. Reading becomes
+    slower with more data, up to `_SLOW_FROM` times this size. Both sizes of data, of the whole and of the largest
+    canary, are limited to this span. The forecast is refused if the first is then more than `_CACHE_RATIO` times the
+    second. Jobs of this kind took 1.3 to 2.7 times as long per byte. Runs that mostly sleep or wait are not affected.
 
     Args:
         points: The finished runs.
@@ -172,24 +176,24 @@ def check_cpu_cache(
     """
     if cache_bytes is None:
         return []
-    fast_bytes, slow_bytes = _FAST_TO * cache_bytes, _SLOW_FROM * cache_bytes
+    span_begin_bytes, span_end_bytes = _FAST_TO * cache_bytes, _SLOW_FROM * cache_bytes
     # The growth must be certain. Memory that varies by 3 MB between the runs was once extended to 107 MB, and refused a
     # right forecast.
-    if least_held_bytes <= _CACHE_RATIO * fast_bytes:
+    if least_held_bytes <= _CACHE_RATIO * span_begin_bytes:
         return []
     # A run without a measured use counts as busy.
     cpu_percents = [point.resources.cpu_percent_mean for point in points]
     if statistics.median(100.0 if value is None else value for value in cpu_percents) < _MOSTLY_WAITING_PERCENT:
         return []
-    # Compare the whole with the largest canary within the span where memory becomes slower.
+    # Beyond either end of the span, more or less data changes nothing.
     canary_bytes = max(point.fraction for point in points) * held_bytes
-    whole_in_span, canary_in_span = min(held_bytes, slow_bytes), max(canary_bytes, fast_bytes)
+    whole_in_span, canary_in_span = min(held_bytes, span_end_bytes), max(canary_bytes, span_begin_bytes)
     if whole_in_span <= _CACHE_RATIO * canary_in_span:
         return []
     reason = (
         f"the script holds {held_bytes / 1e6:,.0f} MB of data in memory in the whole job and "
-        f"{canary_bytes / 1e6:,.1f} MB in the largest canary. Between {fast_bytes / 1e6:,.0f} and "
-        f"{slow_bytes / 1e6:,.0f} MB, reading memory becomes slower on this machine (its level 2 caches "
+        f"{canary_bytes / 1e6:,.1f} MB in the largest canary. Between {span_begin_bytes / 1e6:,.0f} and "
+        f"{span_end_bytes / 1e6:,.0f} MB, reading memory becomes slower on this machine (its level 2 caches "
         f"have {cache_bytes / 1e6:,.0f} MB), so the whole may take up to 2.7 times as long per byte. Runs on "
         f"{percent(whole_in_span / _CACHE_RATIO / held_bytes)} of the data would show it"
     )
@@ -234,10 +238,10 @@ def is_fixed_loader(works: Sequence[LoaderWork], fractions: Sequence[float]) -> 
 
 
 def _bends_much(line: Line, points: Sequence[CanaryPoint]) -> bool:
-    """Return whether the interval of the exponent excludes a straight line, or is of too few runs to exclude one.
+    """Return whether a line may bend much: its exponent is not 1, or too few runs show the exponent.
 
-    It excludes a straight line if it does not contain 1. With four or five runs, it is about twice as wide as with
-    nine, so it may contain 1 although the growth is curved. The replicates then decide alone.
+    The exponent is not 1 if its interval does not contain 1. With four or five runs, the interval is about twice as
+    wide as with nine, so it may contain 1 although the growth is curved. Then the replicates alone decide.
     """
     exponent = line.exponent
     return exponent is not None and (not exponent.low <= 1 <= exponent.high or len(points) < 6)
@@ -252,7 +256,10 @@ def _failed(points: Sequence[CanaryPoint]) -> str:
 
 
 def _passes(name: str, fractions: Sequence[float], works: Sequence[LoaderWork]) -> str:
-    """Return a reason if runs made different numbers of passes over a loader, or an empty text."""
+    """Return a reason if runs made different numbers of passes over a loader, or an empty text.
+
+    Such a script decides by a value that it computes, for example its loss, when it ends.
+    """
     # A fraction for each number of passes. A loader that does not count its passes has 0.
     pairs = zip(fractions, works, strict=True)
     fraction_of = {work.num_passes: fraction for fraction, work in pairs if work.num_passes}
@@ -293,7 +300,7 @@ def _short_passes(name: str, fractions: Sequence[float], works: Sequence[LoaderW
 
 def _disproportion(name: str, fractions: Sequence[float], works: Sequence[LoaderWork]) -> str:
     """Return a reason if a loader's samples are not in proportion to the data, or an empty text."""
-    # Samples of the whole job, by each run.
+    # Samples of the whole job, extrapolated from each run.
     extrapolated = [work.num_samples / fraction for fraction, work in zip(fractions, works, strict=True)]
     # The samples of up to three batches differ by rounding alone.
     is_rounded = min(work.num_samples / max(1, work.batch_samples) for work in works) <= 3

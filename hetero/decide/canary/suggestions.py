@@ -47,6 +47,7 @@ def suggestion(points: Sequence[CanaryPoint], refusals: Sequence[Refusal]) -> st
     if found is not None:
         return found
     fixed_s = statistics.median(point.fixed_s for point in points)
+    # Time of the growing part in the whole job, in proportion to the data.
     growing_s = statistics.median(point.growing_s / point.fraction for point in points)
     minutes = f"{BUDGET_S / 60:.0f} minutes"
     if fixed_s + growing_s <= BUDGET_S:

@@ -11,7 +11,9 @@ _T = TypeVar("_T")
 
 
 def pareto_front(items: Sequence[_T], costs_of: Callable[[_T], Sequence[float] | None]) -> list[_T]:
-    """Return the items that no other item beats: at most as high in every cost, and lower in one.
+    """Return the items that no other item beats.
+
+    An item beats another one if none of its costs is higher and at least one is lower.
 
     Args:
         items: The items.

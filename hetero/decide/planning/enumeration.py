@@ -58,7 +58,8 @@ def _process_counts(profile: Profile, machine: Machine) -> list[int]:
     free = free_cpus(training, machine)
     per_cpu = processes_per_cpu(supply.sample_cpu_s.mean + supply.batch_cpu_s.mean, supply.sample_wait_s.mean)
     most = math.floor(free * per_cpu)
-    # Eighths of the largest number suffice, because `Finals` also tries all numbers near the best one.
+    # Return the number of the profile, one process per free CPU, and eighths of the largest number. These suffice,
+    # because `Finals` also tries all numbers near the best one.
     eighths = {math.ceil(most * eighth / 8) for eighth in range(1, 9)}
     return sorted({training.num_local_processes, free} | eighths)
 
@@ -79,7 +80,8 @@ def with_data(
 ) -> Iterator[Candidate]:
     """Yield clusters with data hosts of one type.
 
-    If the accelerators cannot use the batches of more hosts, more hosts only cost more. So the counts end there.
+    If the accelerators cannot use the batches of more hosts, more hosts only cost more. So larger numbers of hosts are
+    left out.
     """
     smaller_forms = [codec.name for codec in profile.codecs]
     if any(leaf.fits_uint8 for leaf in profile.leaves):
@@ -93,7 +95,8 @@ def with_data(
             num_enough = model.hosts_for_headspace(machine, form)
             for count in range(1, min(MAX_HOSTS, num_enough + 1) + 1):
                 groups = (DataGroup(machine=machine, count=count),)
-                # `refined` tries the numbers between these two, only for the best clusters.
+                # Without local endpoints, and with as many as are best without data hosts. `refined` tries numbers
+                # between these two, only for the best clusters.
                 for local_endpoints in dict.fromkeys((0, best_local.local_endpoints)):
                     yield replace(best_local, local_endpoints=local_endpoints, data=groups, form=form)
 

@@ -51,6 +51,7 @@ class Finals:
         self._model = model
         self._menu = menu
         self._simulated: dict[tuple[object, ...], Entry] = {}
+        """The candidates that have a timeline, by their identity, with the costs of the timelines."""
 
     def choose(self) -> Candidate:
         """Return the best candidate.
@@ -70,8 +71,8 @@ class Finals:
             self._simulate(entry)
         self._try_neighbours(self._follow(ordered))
         simulated = sorted(self._simulated.values(), key=lambda entry: entry.cost)
-        # 3. The best candidate of each kind comes first, because `simplest` compares the kinds, even if the batches are
-        # spent before the other finalists have long timelines.
+        # 3. Make long timelines in this order, until they have `_MAX_LONG_BATCHES` batches together. The best candidate
+        # of each kind comes first, because `simplest` compares the kinds, so each kind needs a long timeline.
         finalists = list(dict.fromkeys([*_best_of_each(simulated), *simulated]))
         max_cost = simulated[0].cost * (1 + _FINAL_MARGIN)
         # In parts of bench_planner, the choices were worse without long timelines of the finalists.
@@ -91,7 +92,8 @@ class Finals:
         """Return the entries with the mean of their costs over all draws, in ascending order, without timelines."""
         predictions = self._model.predict([entry.candidate for entry in entries], is_simulated=False)
         found = [
-            # A cost is a step time times a price, so the mean cost has the ratio of the mean step time.
+            # `entry.cost` is a price times `entry.step_s`, the step time with the mean figures. Replace this step time
+            # by the mean of the draws.
             replace(entry, cost=entry.cost * float(prediction.draws_s.mean()) / entry.step_s)
             for entry, prediction in zip(entries, predictions, strict=True)
         ]

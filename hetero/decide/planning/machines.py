@@ -48,7 +48,7 @@ class Machine:
                 f"the number of vCPUs of {info.instance_type} is not known, and a plan needs it\n"
                 "  to do: see `hetero prices list`, or state vCPUs and price: --menu CPU:16 --price CPU:16=USD"
             )
-        # A host has one address, so all its batches use one network card. Other clouds state only the limit of a host.
+        # A host has one address, so all its batches use one network card. Some clouds state only the limit of a host.
         gbps = info.network_card_gbps or info.network_limit_gbps
         return cls(
             instance_type=info.instance_type,

@@ -45,16 +45,16 @@ def make_plan(profile: Profile, catalogue: Catalogue, options: PlanOptions | Non
     check_figures(profile)
     _check_measured(profile.training)
     _check_speeds(profile, catalogue, options)
-    # Turn the profile into that of the baseline: first without data hosts, then with the wanted numbers of hosts and
-    # ranks.
+    # The baseline of the plan has no data hosts, and the numbers of hosts and ranks that the user wants. Make the
+    # profile one of the baseline.
     trainer = _trainer_of(profile, catalogue, options)
     profile, without_data_note = _without_data_hosts(profile, trainer)
-    with_measured_numbers = replace(profile.training, instance_type=trainer.instance_type)
+    measured_training = replace(profile.training, instance_type=trainer.instance_type)
     profile = _resized(profile, trainer, options)
-    is_resized = profile.training != with_measured_numbers
+    is_resized = profile.training != measured_training
     # Find the cluster.
     max_step_s = None
-    # Both are given, or none.
+    # `PlanOptions` rejects one of these options without the other.
     if options.max_hours is not None and options.num_steps is not None:
         max_step_s = options.max_hours * 3600 / options.num_steps
     found = search(
@@ -68,10 +68,10 @@ def make_plan(profile: Profile, catalogue: Catalogue, options: PlanOptions | Non
         vcpu_speeds=options.vcpu_speeds,
         endpoints_per_host=options.endpoints_per_host,
         # Without this argument, a cluster with another number of hosts or ranks was shown with the measured step time.
-        measured=with_measured_numbers if is_resized else None,
+        measured=measured_training if is_resized else None,
     )
     # Both notes say that the baseline's step time is modelled, and with how many loader processes. So one suffices.
-    note = resized_note(with_measured_numbers, profile.training) if is_resized else without_data_note
+    note = resized_note(measured_training, profile.training) if is_resized else without_data_note
     return _plan_of(profile, found, options, note)
 
 
@@ -234,7 +234,8 @@ def _cluster_of(alternative: Alternative, rejected: str, basis: str) -> PlannedC
     Args:
         alternative: The alternative.
         rejected: Why the plan does not choose it. Empty for the chosen one.
-        basis: Basis of the profile's step time, which the profiled cluster has.
+        basis: Basis of the profile's step time. The profiled cluster keeps this step time with its basis, and the step
+            times of other clusters are modelled.
     """
     candidate, prediction = alternative.candidate, alternative.prediction
     usd = alternative.usd_per_1k_steps

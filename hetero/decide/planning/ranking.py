@@ -141,7 +141,7 @@ class Ranking:
         )
 
     def _is_each_satisfied(self, entries: Collection[Entry]) -> bool:
-        """Return whether there are two limits, and a candidate satisfies each of them alone."""
+        """Return whether there are two limits, and for each of them a candidate that satisfies it."""
         limits = self.constraints
         if limits.max_step_s is None or limits.max_usd_per_1k_steps is None:
             return False
@@ -172,12 +172,14 @@ class Ranking:
         return [entry.candidate for entry in sorted(best.values(), key=lambda entry: entry.cost)[:_NUM_TYPES]]
 
     def shown(self, chosen: Candidate) -> list[Candidate]:
-        """Return the candidates for the table.
+        """Return the candidates for the table, each once.
 
-        These are the best of each step of spending, with each form of batches, the best with each of the cheapest types
-        of data hosts, clusters with one host more or less than the chosen one, and the fastest cluster.
+        - the best candidate of each step of spending, and the best one with each form of batches within the step
+        - if the chosen one has one type of data hosts: the best candidates with as many of them, one more, or one less
+        - the best candidate with each type of data hosts, for the cheapest types
+        - the fastest candidate
         """
-        # The best entry of each kind: a step of spending, such a step with a form, a number of hosts near the choice.
+        # The best entry of each kind. A kind is a step of spending, or a step with a form, or a number of data hosts.
         best_of: dict[object, Entry] = {}
         for entry in self._entries.values():
             candidate = entry.candidate

@@ -88,7 +88,7 @@ def _refusal(found: Search, reason: str) -> str:
     best, base = _cheapest_with_data(found), found.baseline
     if best is None:
         return "Do not add data hosts: no type of the menu can make batches."
-    # End of each sentence: the cost with the cheapest data hosts, which it names.
+    # Most sentences end with the cheapest data hosts, and what 1,000 steps would cost with them.
     cost = _cost_text(found, best, f" with {hosts_text(best.candidate)}")
     machine = base.candidate.trainer
     fastest = min(_with_data(found), key=lambda each: each.prediction.step_s)
@@ -143,8 +143,8 @@ def _verdict(alternative: Alternative, found: Search) -> str:
         if own_hourly_usd is None or best_hourly_usd is None:
             return "its price is not known"
         verb, comparative, price_ratio = "costs", "more per step", own_hourly_usd / best_hourly_usd
-    # Compare with the mean figures first. The search compares means over all draws, which are larger if a step time is
-    # uncertain.
+    # First compare the step times that the table shows, which have the mean figures of the profile. The search compares
+    # means over all draws of the figures instead. An uncertain step time makes such a mean larger.
     extra = price_ratio * own.step_s / best.step_s - 1
     if extra > WORTH_SPENDING:
         return f"{verb} {extra:.0%} {comparative}"

@@ -182,8 +182,8 @@ def _device_gb(info: InstanceTypeInfo, cell: Cell, catalogue: Catalogue) -> floa
 def _beyond_report(report: Report, instance_type: str, batch: float, room_gb: float | None) -> _Found:
     """Yield ST-03 if a batch may need more memory than a device has, by the memory peak of an earlier run.
 
-    The whole peak is assumed to be proportional to the batch, although a part of it is fixed. So only a batch that is
-    larger than the measured one is compared.
+    The whole peak is assumed to be proportional to the batch. A part of it is fixed, so a batch that is larger than the
+    measured one needs at most the computed memory. A smaller batch may need more, so it is not compared.
     """
     batches = [loader.batch_samples for rank in report.run.ranks for loader in rank.loaders if loader.num_steps]
     peaks_gb = [
@@ -311,6 +311,7 @@ def _factor_is_unused(plan: StudyPlan, catalogue: Catalogue) -> _Found:
     study = plan.study
     texts = [*study.args, *(text for cell in plan.cells for text in cell.settings.environment.values())]
     texts += [text for cell in plan.cells for text in cell.settings.channels.values()]
+    # The groups of a cell have no placeholders left, so take the groups of the file.
     all_settings = [study.settings, *(each for factor in study.factors for each in factor.settings.values())]
     texts += [text for settings in all_settings for text in settings.groups]
     used_names = placeholders(texts)
@@ -369,6 +370,7 @@ def _types_are_unknown(plan: StudyPlan, catalogue: Catalogue) -> _Found:
     if any(not cell.settings.groups for cell in plan.cells):
         is_sagemaker = plan.study.executor.kind == "sagemaker"
         about_estimators = " The estimators of SageMaker are made later." if is_sagemaker else ""
+        # The page of a study puts a full stop behind each finding, so a finding has none at its end.
         yield (
             WARNING,
             (

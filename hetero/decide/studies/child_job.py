@@ -79,7 +79,7 @@ class Job:
 
     def _read(self, stream: IO[bytes]) -> None:
         """Put the lines of one process into the queue, and None after the last one. Runs in a thread of its own."""
-        # Closing a stream on another thread raises an error here, which is then its end.
+        # If another thread closes the stream, reading it raises an error. Treat this as the end of the stream.
         with contextlib.suppress(OSError, ValueError), stream:
             while line := stream.readline(_MAX_LINE_BYTES):
                 self._lines.put(line)

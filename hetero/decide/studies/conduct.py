@@ -87,7 +87,8 @@ class _Session:
             try:
                 while pending or self.running:
                     refusal = self._start_some(pool, pending)
-                    # If a run is being executed, it may take less than expected, and the next run may start then.
+                    # End only if no run is being executed. If one is, it may take less than expected, and the next run
+                    # may start then.
                     if not self.running:
                         self.stop_reason = self.stop_reason or refusal
                         return
@@ -234,7 +235,7 @@ class _Session:
     def left(self) -> list[PlannedRun]:
         """Return the runs that have not ended and will run.
 
-        Runs on groups of a failed run will not begin, but such a run that is being executed goes on.
+        If `failed_groups` has the groups of a run, the run will not begin. A run that is being executed goes on.
         """
         running = {each.run.run_id for each in self.running.values()}
         return [
@@ -299,7 +300,7 @@ def conduct(
         folder: Folder of the study. Run ``ID`` has the folder ``runs/ID`` in it.
         budget: Limits. The cost of earlier starts counts.
         on_progress: Called on this thread when a run begins and when it ends.
-        expected_s: Stated durations by run id, for runs whose cluster no finished run had.
+        expected_s: Stated durations by run id, which `Estimates` uses.
         identity: What the study is, for comparison with the ledger. None: no comparison.
         retry_failed: Whether runs that failed run again.
         fresh: Whether to forget the runs of earlier starts.

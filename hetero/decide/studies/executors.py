@@ -261,10 +261,10 @@ def groups_of(cluster: ClusterSpec) -> tuple[str, ...]:
 
 
 def check_groups(stated: Sequence[str], cluster: ClusterSpec, path: Path) -> None:
-    """Compare stated groups with a cluster file. No stated groups agree with every file.
+    """Check that stated groups are those of a cluster file.
 
     Raises:
-        ConfigError: If they differ, because a run would be recorded with hosts that it does not have.
+        ConfigError: If groups are stated and differ, because a run would be recorded with hosts that it does not have.
     """
     found = groups_of(cluster)
     if stated and sorted(stated) != sorted(found):
@@ -336,6 +336,7 @@ def result_of(
         logged: What the lines of its log had.
     """
     report = report_in(folder)
+    # The report has the time that the cluster is paid for. Without a report, take the time of the processes here.
     billed_s = wall_s if report is None else report.run.wall_s
     metrics = [*(logged.by_log_metric if report is None else report.run.metrics), *logged.by_patterns]
     # As in a shell, a process that a signal ended has 128 + the number of the signal.
@@ -343,6 +344,7 @@ def result_of(
     return RunResult(
         run_id=run.run_id,
         state=FINISHED if exit_code == 0 else FAILED,
+        # The ledger allows at most 255.
         exit_code=min(exit_code, 255),
         cause="" if exit_code == 0 else _cause(status, logged.tail),
         started_at=started_at,

@@ -97,8 +97,9 @@ def digest_of_script(path: Path) -> str:
 def _relative(path: str, base: str) -> str:
     """Return a text for a path that stays the same if the folder of the study moves.
 
-    It is the path relative to the folder. For a path outside of the folder it is only the last name. If the study's
-    file names another such path, the study has another identity, and the ledger is rejected.
+    For a path within the folder, it is the path relative to the folder. For a path outside, it is only the last name,
+    because the folders before it may change when the study moves. Two paths outside may have the same last name. If the
+    study's file is changed from one of them to the other, the identity of the study changes, so its ledger is rejected.
     """
     return str(Path(path).relative_to(base)) if Path(path).is_relative_to(base) else Path(path).name
 
@@ -156,7 +157,7 @@ class RecordedRuns:
         """Return the result of a run with its report, or None if it has not ended yet.
 
         Raises:
-            ConfigError: If the ledger has a run with the same id that was another one.
+            ConfigError: If the run with this id in the ledger had other arguments, options or groups.
         """
         found = self.results.get(run.run_id)
         if found is None:

@@ -111,7 +111,8 @@ def series_of(metrics: Iterable[LoggedMetric], name: str) -> list[LoggedMetric]:
 def time_to_quality(metrics: Iterable[LoggedMetric], metric: Metric) -> float | None:
     """Return the seconds from the start of the run until the metric first reached its target. None if it did not.
 
-    Values without a wall-clock time are final values, whose own time nothing states.
+    Values without a wall-clock time are left out. They are final values, and the time when they were reached is not
+    known.
     """
     series = _timed(series_of(metrics, metric.name))
     return next((value.at_s for value in series if metric.reaches(value.value)), None)

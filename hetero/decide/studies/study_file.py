@@ -301,7 +301,7 @@ def _factor(name: object, value: object) -> Factor:
     path = f"factors.{printable(str(name), max_chars=60)}"
     name = _name(name, path)
     if isinstance(value, Mapping):
-        # The level 5e-5 once lost its settings, because the level was a number and the key of its settings a text.
+        # The key of the settings is the level. When it was the text in the file, the level 5e-5 lost its settings.
         levels = tuple(level_of(key, f"{path}.{key}") for key in value)
         settings = {
             level: _settings(mapping(each or {}, f"{path}.{key}"), f"{path}.{key}.")
@@ -445,13 +445,13 @@ def _options(found: Mapping[str, Any], path: str) -> Mapping[str, object]:
             options[name] = tuple(value) if isinstance(value, list) else value
             # Reject an unknown name.
             stated_flags({name: value})
-            # Check the value with the code that reads the option in a job. nproc_per_node: 0 was a ZeroDivisionError of
-            # the study before. Some options are allowed only with one data service. These options may not contain the
-            # service, because another level states it. So add the service that the option needs.
+            # Check the value with the code that reads the option in a job. The value 0 of nproc_per_node was once a
+            # ZeroDivisionError of the study. Some options are allowed only with one data service. The study may state
+            # this service elsewhere, for example in another level. So check such an option together with its service.
             needed_service = known[name].metadata["data_service"] or known["data_service"].default
             resolved = getattr(_resolved({"data_service": needed_service, name: options[name]}), name)
-            # Keep the value of a text, such as the number in "2". A path stays a text, because it is relative to the
-            # study.
+            # Replace a text by the value that a job reads from it, such as the number in "2". A path stays a text,
+            # because it is relative to the study.
             if isinstance(value, str) and not isinstance(resolved, Path):
                 options[name] = resolved
     except ConfigError as error:

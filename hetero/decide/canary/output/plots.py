@@ -44,9 +44,9 @@ def figure_plot(candidate: Candidate, figure: ForecastFigure) -> Plot:
     is_straight = figure.name in ("time", "memory peak", "GPU memory peak")
     if is_straight and figure.fixed is not None and x:
         ends = [0.0, 1.1 * max(x)]
-        slope = (figure.value - figure.fixed) / 100
+        growth_per_percent = (figure.value - figure.fixed) / 100
         label = "line (refused)" if refusals else "line"
-        left.plot(ends, [(figure.fixed + slope * end) / scale for end in ends], "-", label=label)
+        left.plot(ends, [(figure.fixed + growth_per_percent * end) / scale for end in ends], "-", label=label)
     left.set_xlim(left=0)
     left.set_ylim(bottom=0)
     left.set_xlabel("% of the data")

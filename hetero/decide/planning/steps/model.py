@@ -6,7 +6,7 @@ The slowest part determines a step. The parts overlap, so the step time is at le
 - the time that the endpoints of all hosts need to make the batches of one step
 - the time that the trainer host's network interface needs to receive them
 - the time that the CPUs of the trainer host need to receive them and to run the ranks
-- the time of a batch / the batches that a rank's window holds
+- the time of a batch divided by the number of batches in a rank's window
 
 `StepModel.expected_s` computes this for thousands of clusters at once. The parts also wait for each other, which makes
 steps longer. `StepModel.predict` adds this from the timeline of a cluster (timelines.py).
@@ -170,7 +170,7 @@ class StepModel:
         if numbers == [machine.vcpus for machine in machines]:
             return candidate
         # With a number for each type, a step of one random job took 89 % longer than planned. The smaller number fits
-        # into the memory of both types. It is 0 if no endpoint fits into one of them, which cannot be stated.
+        # into the memory of both types. If it is 0, because no endpoint fits into one of them, state no number.
         return replace(candidate, endpoints_per_host=min(numbers) or None)
 
     def variable_endpoints_on(self, candidate: Candidate) -> int | None:
@@ -230,8 +230,9 @@ class StepModel:
         """Return whether fewer bytes could shorten the steps with data hosts of a type.
 
         The limits of bytes are the networks of both hosts, the CPUs that receive batches, and the memory of the window.
-        The answer is yes from half of a network on, and from a quarter of the free CPUs, which local processes may use
-        too. These bounds are low, because a needless candidate costs little time and a missing one a plan.
+        The answer is yes if batches need more than half of a network, or more than a quarter of the free CPUs, which
+        local processes may need too, or if the windows hold fewer than two batches per endpoint. These bounds are low:
+        it takes little time to predict a candidate in vain, but without the best candidate the plan is wrong.
         Position 0 of an array has the mean figures.
 
         Args:
@@ -258,10 +259,11 @@ class StepModel:
     # Step times
 
     def expected_s(self, candidates: Sequence[Candidate]) -> list[float]:
-        """Return the step times of candidates in seconds, without intervals and timelines."""
+        """Return the step times of candidates with the mean figures, in seconds, without intervals and timelines."""
         found = [0.0] * len(candidates)
         for indices, parts in self._grouped(candidates):
             for row, index in enumerate(indices):
+                # Value 0 has the mean figures.
                 found[index] = float(self._draws_of(candidates[index], parts.step_s[row])[0])
         return found
 
@@ -270,19 +272,20 @@ class StepModel:
 
         Args:
             candidates: The clusters.
-            is_simulated: Whether to make their timelines.
+            is_simulated: Whether to make their timelines. Modelled step times are then multiplied by the ratio of the
+                timeline's step time to the modelled one.
         """
         found: dict[int, Prediction] = {}
         for indices, parts in self._grouped(candidates):
             for row, index in enumerate(indices):
                 candidate = candidates[index]
-                ratio = self._ratio(candidate, parts, row) if is_simulated else 1.0
-                draws = self._draws_of(candidate, parts.step_s[row] * ratio)
-                # Value 0 has the mean figures, the others are draws. Without draws, it is both ends of the interval.
+                timeline_ratio = self._timeline_ratio(candidate, parts, row) if is_simulated else 1.0
+                draws = self._draws_of(candidate, parts.step_s[row] * timeline_ratio)
+                # Value 0 has the mean figures, the others are draws. Without draws, value 0 is the whole interval.
                 low, high = np.quantile(draws[1:] if self._num_draws else draws, INTERVAL)
                 found[index] = Prediction(
                     step_s=float(draws[0]),
-                    # The step time with the mean figures is within the interval, also if draws are on one side of it.
+                    # The interval contains the step time with the mean figures, also if all draws are on one side.
                     low_s=float(min(low, draws[0])),
                     high_s=float(max(high, draws[0])),
                     bottleneck=BOTTLENECKS[int(parts.limits[row])],
@@ -300,7 +303,7 @@ class StepModel:
         (found,) = self.predict([candidate], is_simulated=False)
         return found.bottleneck if found.bottleneck in REMOVABLE else ""
 
-    def _ratio(self, candidate: Candidate, parts: _Parts, row: int) -> float:
+    def _timeline_ratio(self, candidate: Candidate, parts: _Parts, row: int) -> float:
         """Return the step time of the timeline / the modelled step time. 1 for a cluster without a timeline."""
         # A measured step time needs no timeline.
         if self.timelines.is_measured(candidate):
@@ -319,6 +322,7 @@ class StepModel:
         """
         groups: dict[tuple[int, int, int | None, str], list[int]] = defaultdict(list)
         for index, candidate in enumerate(candidates):
+            # Use the identity of the machine, because its hash takes longer.
             key = id(candidate.trainer), candidate.num_trainer_hosts, candidate.endpoints_per_host, candidate.form
             groups[key].append(index)
         for indices in groups.values():
@@ -328,8 +332,8 @@ class StepModel:
         """Return the step times of a candidate: measured if the profile is of this cluster, else modelled."""
         if self.timelines.is_measured(candidate):
             return self._figures.measured_step_s
-        # In a job without data hosts, loader processes copy batches to the ranks. No figure of a profile measures this,
-        # so add the residual.
+        # In a job without data hosts, loader processes copy batches to the ranks. No figure of a profile measures this.
+        # So add `residual_s`: how much longer the measured steps were than those of the profiled cluster's timeline.
         draws = modelled_s * self._figures.model_error
         return draws if candidate.data else draws + self.timelines.residual_s
 
@@ -344,6 +348,7 @@ class StepModel:
         ranks, samples = training.ranks_per_host, float(self._samples_per_host)
         nbytes = bytes_per_sample(self._profile, form)
         encode_s, decode_s = codec_s(self._profile, form)
+        # Step time with batches always ready.
         accelerator_s = self.headspace_s
         # Loader processes of the ranks make the batches of these candidates, as in the profile.
         as_profiled = np.array(
@@ -376,19 +381,21 @@ class StepModel:
         local_batch_s = (local_cpu_s + wait_s) * training.batch_samples
         local_rate = local / np.maximum(local_cpu_s + wait_s, 1e-12)
 
-        # Time to make the samples of a step.
+        # Time to make the samples of a step, if all endpoints are always busy, and if the trainer host's CPUs are.
         rank_cpu_s = ranks * self._rank_cores * accelerator_s
         receive_cpu_s = self._receive_s_per_byte * nbytes + decode_s if self._has_removable_limits else 0.0
         total_rate = np.maximum(remote_rate + local_rate, 1e-12)
-        endpoints_s = samples / total_rate
-        # In a step of T seconds, the CPUs run the ranks, receive remote x T samples, and make the rest: vCPUs x T =
-        # ranks + receive x remote x T + local x (samples - remote x T). Solved for T:
-        spare_cpus = trainer.vcpus + remote_rate * (local_cpu_s - receive_cpu_s)
-        shared_cpus_s = (samples * local_cpu_s + rank_cpu_s) / np.maximum(spare_cpus, 1e-9)
+        busy_endpoints_s = samples / total_rate
+        # In a step of T seconds, the data hosts make remote_rate x T samples. The CPUs run the ranks, receive these
+        # samples, and make the others:
+        #     vcpus x T = rank_cpu_s + receive_cpu_s x remote_rate x T + local_cpu_s x (samples - remote_rate x T)
+        # Solved for T:
+        coefficient_of_t = trainer.vcpus + remote_rate * (local_cpu_s - receive_cpu_s)
+        busy_cpus_s = (samples * local_cpu_s + rank_cpu_s) / np.maximum(coefficient_of_t, 1e-9)
         # If local endpoints would make a step longer, the data hosts make all samples.
         remote_only_s = samples / np.maximum(remote_rate, 1e-12)
-        with_local_s = np.minimum(remote_only_s, np.maximum(endpoints_s, shared_cpus_s))
-        data_s = np.where(local > 0, with_local_s, remote_only_s)
+        with_local_s = np.minimum(remote_only_s, np.maximum(busy_endpoints_s, busy_cpus_s))
+        supply_s = np.where(local > 0, with_local_s, remote_only_s)
         # Every endpoint has about equally many requests. So the share of the batches that come over the network is
         # about the share of the endpoints on other hosts, which include the other trainer hosts.
         num_endpoints = remote_endpoints + local[:, 0] * num_hosts
@@ -399,10 +406,10 @@ class StepModel:
         network_s = np.where(as_profiled[:, None], 0.0, network_share * samples / network_rate)
         # The CPUs receive the share that comes over the network, or the share that the data hosts can make during a
         # step, if it is larger.
-        remote_share = np.minimum(1.0, remote_rate * np.maximum(data_s, accelerator_s) / samples)
+        remote_share = np.minimum(1.0, remote_rate * np.maximum(supply_s, accelerator_s) / samples)
         received_share = np.maximum(remote_share, network_share)
         cpu_bound_s = (rank_cpu_s + receive_cpu_s * samples * received_share) / trainer.vcpus
-        # Without data hosts and local processes, a rank fetches between two steps: nothing overlaps.
+        # Without data hosts and local processes, each rank makes its own batch between two steps, so nothing overlaps.
         is_serial = (local[:, 0] == 0) & (counts.sum(axis=1) == 0)
         serial_s = accelerator_s + training.batch_samples * (cpu_s + wait_s)
 
@@ -414,13 +421,14 @@ class StepModel:
         in_flight = np.where(as_profiled, np.maximum(1.0, PREFETCH_FACTOR * num_endpoints / num_ranks), in_flight)
         window_s = batch_s / in_flight[:, None]
         # The slowest part determines the step. Each epoch begins with a wait for a batch, unless the loader asks ahead.
-        step_s = np.maximum.reduce([np.broadcast_to(accelerator_s, shape), data_s, cpu_bound_s, network_s, window_s])
+        # Divide this wait among the steps of the epoch.
+        step_s = np.maximum.reduce([np.broadcast_to(accelerator_s, shape), supply_s, cpu_bound_s, network_s, window_s])
         waits = training.steps_per_epoch is not None and not training.requests_ahead
         start_s = batch_s / training.steps_per_epoch if waits else np.zeros_like(batch_s)
         step_s = np.where(is_serial[:, None], serial_s, step_s + start_s)
-        # The bottlenecks. If data hosts make most of the samples, their limit is that of the supply.
+        # The bottlenecks. If data hosts make most of the samples, what limits the data hosts limits the supply.
         limits = _limits(
-            (accelerator_s[0], data_s[:, 0], cpu_bound_s[:, 0], window_s[:, 0], network_s[:, 0]),
+            (accelerator_s[0], supply_s[:, 0], cpu_bound_s[:, 0], window_s[:, 0], network_s[:, 0]),
             np.where(remote_rate[:, 0] * 2 > total_rate[:, 0], remote_limit, _PREPROCESSING),
         )
         # If the waits at the starts of epochs take a large share of a step, they limit the step instead of the
@@ -430,6 +438,7 @@ class StepModel:
         # Without endpoints and loader processes, the rank itself makes its batches between two steps.
         is_waiting = (1 - NEARLY_BUSY) * serial_s[:, 0] > accelerator_s[0]
         limits = np.where(is_serial & is_waiting, _PREPROCESSING, limits)
+        # If samples wait longer than they compute, storage limits the clusters without data hosts, and not the vCPUs.
         if wait_s[0] > cpu_s[:, 0].max():
             limits = np.where((limits == _PREPROCESSING) & (counts.sum(axis=1) == 0), _STORAGE, limits)
         return _Parts(step_s=step_s, limits=limits, cpu_bound_s=cpu_bound_s[:, 0])

@@ -77,5 +77,6 @@ def _interpolated(share: float, points: tuple[tuple[float, float], ...]) -> floa
     if len(points) < 2:
         return points[0][1]
     lines = itertools.pairwise(points)
+    # Take the first line that ends at or after the share, or the last line.
     (left, low), (right, high) = next((line for line in lines if share <= line[1][0]), points[-2:])
     return low + (high - low) * (share - left) / (right - left)

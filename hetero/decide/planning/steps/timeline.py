@@ -103,7 +103,7 @@ class _Host:
         self.speed = 1.0
         """Seconds of work that each busy process does per second."""
         self.num_load_changes = 0
-        """An event that was planned before the last change of the load is out of date."""
+        """Changes of the load so far. Each change plans a new event with this number. Older events are skipped."""
         self.in_free_s = self.out_free_s = 0.0
         """Times from which the network interface can receive and send the next batch."""
         self.num_threads, self.receiving_cpus = 0, 0.0
@@ -243,8 +243,7 @@ class Timeline:
         job = self.job
         host_of = [self.hosts[number // job.ranks_per_host] for number in range(self.num_ranks)]
         if job.is_own_loader:
-            # Each rank asks only its own processes, and torch's loader has two batches in flight for each.
-            # All trainer hosts are alike.
+            # Each rank asks only its own processes, with two batches in flight for each. All trainer hosts are alike.
             num_own = host_of[0].host.num_endpoints // job.ranks_per_host
             return [
                 _Rank(number, host, list(range(number * num_own, (number + 1) * num_own)), max(1, 2 * num_own))
@@ -320,10 +319,7 @@ class Timeline:
             pass
 
     def _request(self, rank: _Rank, now_s: float) -> bool:
-        """Send the next request of a rank to an endpoint.
-
-        Return False without a request if the rank has requested all planned batches, or its memory holds no more.
-        """
+        """Send the next request of a rank. Return False if all planned batches are requested, or its memory is full."""
         batch, is_own_loader = rank.num_requested, self.job.is_own_loader
         # torch's loader does not bound its memory.
         is_memory_full = batch - rank.next_batch >= self.job.window_batches and not is_own_loader
@@ -347,12 +343,13 @@ class Timeline:
         rank.arrived.remove(rank.next_batch)
         rank.next_batch += 1
         rank.is_waiting = False
+        # A window that has grown loses a part of its additional places with each delivery.
         rank.growth.delivered()
         self._fill_window(rank, now_s)
         job, host = self.job, rank.host
         num_threads = job.rank_threads * job.ranks_per_host
         step_s = job.steps_s[self.step % len(job.steps_s)]
-        # Processes that preprocess on the same host make the step longer.
+        # Processes that preprocess on the same host make the step longer, by the second number that `pace` returns.
         if host.busy:
             step_s *= host.pace(num_threads)[1]
         self.computed_s += step_s
@@ -360,6 +357,7 @@ class Timeline:
         self.num_computing += 1
         if self.num_computing == self.num_ranks:
             self._push(self.end_s, self._end_step, None)
+            # As an approximation, the threads of ranks slow down the processes only while all ranks compute.
             self._set_rank_threads(now_s, num_threads)
 
     def _end_step(self, _: None, now_s: float) -> None:
@@ -406,6 +404,7 @@ class Timeline:
         """Plan the event when the first busy process of a host is ready. Called after each change of the load."""
         host.num_load_changes += 1
         if host.busy:
+            # The first number of a pace is the speed of each busy process.
             host.speed = host.pace(host.num_threads)[0]
             at_s = now_s + max(0.0, host.busy[0][0] - host.work_s) / host.speed
             self._push(at_s, self._send_made_batch, (host, host.num_load_changes))
@@ -413,7 +412,7 @@ class Timeline:
     def _send_made_batch(self, planned: tuple[_Host, int], now_s: float) -> None:
         """Send the batch that is ready first on a host, and let its endpoint begin with the next one in its queue."""
         host, load_change = planned
-        # Skip an event that was planned before the last change of the load, which planned another one.
+        # Skip an event that is out of date. A later change of the load has planned a new event.
         if host.num_load_changes != load_change:
             return
         self.num_made += 1
@@ -487,9 +486,10 @@ class Timeline:
 
 
 def _blocks(relative_s: Sequence[float], count: int) -> list[float]:
-    """Return at least ``count`` relative batch times in blocks of `_BLOCK`, whose mean is 1 in each block.
+    """Return at least ``count`` relative batch times in blocks of `_BLOCK`. Each block has the mean 1.
 
-    Each block has values at even distances in the ascending ``relative_s``, in another random order.
+    The ascending ``relative_s`` is divided into `_BLOCK` equal parts, and a block has the middle value of each part.
+    All blocks have the same values in different random orders, so long and short timelines have equally slow batches.
     """
     values = np.asarray(relative_s)
     values = values[((np.arange(_BLOCK) + 0.5) / _BLOCK * len(values)).astype(int)]

@@ -172,6 +172,8 @@ class Timelines:
         # The first point is the cost in a process that is alone. The others are compared with this cost.
         alone_cpu_s = cpu_s_by_share[0][1]
         factors = tuple((share, cpu_s / alone_cpu_s if alone_cpu_s > 0 else 1.0) for share, cpu_s in cpu_s_by_share)
+        # The second array of `costs_on` has the waits, which do not depend on the number of processes. Position 0 has
+        # the mean wait.
         wait_s = float(self._figures.costs_on(machine)[1][0])
         # Divide a rank's CPU use into whole threads that use equal shares of a CPU.
         thread_share = self._rank_cores / max(1, math.ceil(self._rank_cores))
@@ -243,7 +245,7 @@ class Timelines:
             self._assume_share(share)
             expected_s = self.step_s(profiled)
             assert expected_s is not None
-            # Short steps need more slow batches.
+            # If a step is shorter than the measured one, more batches must be slow.
             low, high = (share, high) if expected_s < self._training.step_s.mean else (low, share)
         return self._assume_share(low)
 
@@ -255,6 +257,8 @@ class Timelines:
         changed = np.concatenate([np.delete(relative_s, slow), relative_s[slow] * _SLOW_FACTOR])
         self._relative_s = np.sort(changed).tolist()
         mean_cost = 1 + len(slow) / len(relative_s) * (_SLOW_FACTOR - 1)
+        # A timeline divides the relative times by their mean. So multiply the costs of samples by this mean instead.
+        # `_calibrate` does the same for all models, with the number that is returned here.
         self._figures.correction = mean_cost
         # Forget the step times so far, because their timelines had other batch times.
         self._known.clear()

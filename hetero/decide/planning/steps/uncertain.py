@@ -111,8 +111,8 @@ class UncertainFigures:
 
     def _measured_step_s(self, steps: Spread) -> Array:
         """Return the mean of the measured steps, and its draws."""
-        # The steps are not resampled one by one, because they come in bursts. From single steps, the interval of a
-        # report's 488 ms was 45 to 930 ms.
+        # The steps are not resampled one by one, because they come in bursts. When they were, the mean step time of 488
+        # ms in a report got an interval of 45 to 930 ms.
         error = math.hypot(error_of_mean(steps), RUN_SPREAD)
         # A large error must not give steps of no time.
         factors = np.maximum(1 + error * self._random.standard_normal(self._num_draws), 0.1)
@@ -162,7 +162,8 @@ class UncertainFigures:
         """
         reference = self._costs[self._reference_name]
         # Share of its time that a process computes. It waits for storage in the rest. Assume the share of the first
-        # type for all types, because it only decides how many CPUs are busy.
+        # type for all types, because it only decides how many CPUs are busy. Compute it from the cost in a process that
+        # is alone and from the mean wait, which are at position 0.
         computing_share = reference.mean_cpu_s[0] / max(reference.mean_cpu_s[0] + float(reference.wait_s[0]), 1e-12)
         all_busy_cpus = np.asarray(num_processes, dtype=np.float64) * computing_share + busy_cpus
         costs, cpu_factor, wait_factor = self._source_of(machine)
@@ -171,6 +172,7 @@ class UncertainFigures:
     def curve_of(self, machine: Machine) -> list[tuple[float, float]]:
         """Return the mean CPU seconds of a sample by the share of busy CPUs of a host, in ascending order."""
         costs, factor, _ = self._source_of(machine)
+        # The factor is a number, or an array of draws with the mean at position 0.
         mean_factor = float(np.asarray(factor).flat[0])
         return [
             (float(share), float(cpu_s) * mean_factor)

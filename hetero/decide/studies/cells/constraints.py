@@ -67,10 +67,10 @@ class Cell:
 def merged_settings(study: Study, levels: Mapping[str, Level]) -> Settings:
     """Return the settings of a run: those of the study and of its levels.
 
-    Where both state the same setting, the level's counts. Its groups replace all groups of the study. The levels
-    themselves are among the values of the settings, and count before a value of the same name. Placeholders in the
-    groups are replaced by the values. Placeholders in other texts are replaced by `plan_study`, which knows the
-    quantities that follow from the groups.
+    A setting of a level replaces the same setting of the study. The groups of a level replace all groups of the study.
+    The run's level of each factor becomes a value with the factor's name, and replaces any other value of this name.
+    Placeholders in the groups are replaced by the values. Placeholders in other texts are replaced by `plan_study`,
+    which knows the quantities that follow from the groups.
 
     Raises:
         ConfigError: If the options of different levels cannot be used together, or a group is malformed.
@@ -147,8 +147,8 @@ def num_hosts(settings: Settings) -> int:
 def derive(study: Study, rows: Sequence[Mapping[str, Level]], catalogue: Catalogue) -> list[Cell]:
     """Return the cells of a study, one for each row of levels.
 
-    The smallest global batch of these rows is the one that stated steps and learning rates belong to. In cells with
-    other batches they change, and ``base_steps`` and ``base_learning_rate`` keep the stated values.
+    A study states its steps and its learning rate for the smallest global batch of these rows, see `Constraints`. In
+    cells with larger batches they change, and ``base_steps`` and ``base_learning_rate`` keep the stated values.
 
     Raises:
         ConfigError: If a quantity is missing or is not a number, or if two statements contradict each other.
@@ -182,13 +182,13 @@ def _merged_quantities(
 ) -> dict[str, Level]:
     """Return the stated and the derived quantities of a cell.
 
-    If the steps or the learning rate change with the global batch, the stated value is ``base_NAME``.
+    If the steps or the learning rate change with the global batch, ``base_NAME`` keeps the stated value.
 
     Raises:
-        ConfigError: If another stated quantity follows differently from the rest.
+        ConfigError: If any other quantity is stated and a different value is derived for it.
     """
-    # The results have a column for each quantity. Amounts that are only checked are 0 unless the study states them.
-    # They get no column then.
+    # The results have a column for each quantity. The amounts in `_TO_CHECK` serve only the checks. Leave out those
+    # that the study does not state, which are missing or 0.
     unstated = {name for name in _TO_CHECK if not stated.get(name)}
     given = {**{name: value for name, value in stated.items() if name not in unstated}, **settings.values}
     # Without ``fix``, the steps follow from the epochs, so stated steps that differ contradict the epochs.

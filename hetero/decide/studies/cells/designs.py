@@ -153,7 +153,7 @@ def _fraction(factors: Sequence[Factor], num_runs: int, *, seed: int) -> list[li
 
 
 def _relabelled(rows: list[list[int]], factors: Sequence[Factor]) -> list[list[int]]:
-    """Return the design with the levels of its factors in the orders that give the smallest largest correlation.
+    """Return the design with the levels of its factors in the orders that make the largest correlation the smallest.
 
     Another order of a factor's levels does not change the determinant. One factor after the other gets its best order,
     in two rounds, because the best order of a factor depends on the others.

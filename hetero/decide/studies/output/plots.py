@@ -121,7 +121,7 @@ def quality_plot(found: Results) -> Plot | None:
         return None
     (axes,) = new_axes()
     # Each combination of the other factors is one series.
-    are_joined, has_intervals = _draw_series(
+    are_means_joined, has_intervals = _draw_series(
         axes,
         found.series(axis=axis),
         lambda each: _number(each.levels.get(axis)),
@@ -139,11 +139,12 @@ def quality_plot(found: Results) -> Plot | None:
     text = ""
     if has_intervals:
         text = " Bars are 95 % intervals of the mean over replicates (Student's t)."
-    elif are_joined:
+    # If lines do not join the means, no intervals are drawn either, and `_marks_text` gives the reason.
+    elif are_means_joined:
         text = " There are no intervals, because no combination of levels ran twice: set replicates to 3 or more."
     return Plot(
         title=f"Quality: {metric.name}",
-        caption=f"Last value of {metric.name} of each run. {_marks_text(are_joined)}{text}",
+        caption=f"Last value of {metric.name} of each run. {_marks_text(are_means_joined)}{text}",
         svg=svg_of(axes),
     )
 
@@ -230,6 +231,7 @@ def quality_over_time_plot(found: Results) -> Plot | None:
         for each in members:
             size = counted(int(_ranks(each)), "rank") if has_sizes or not levels else ""
             groups.setdefault(", ".join(filter(None, (levels, size))), []).append(each)
+    # Groups with fewer ranks come first. The runs of a group have equally many ranks.
     ordered = sorted(groups.items(), key=lambda item: _ranks(item[1][0]))[:_MAX_SERIES]
     # Draw at most `_MAX_CURVES`, equally many of each group.
     num_drawn = 0

@@ -139,8 +139,8 @@ def _from_report(report: Report | None) -> Row:
 def communication_ratio(result: RunResult) -> float | None:
     """Return communication / computation of a run, over all ranks. None if they did not log both.
 
-    Only steps count for which a rank logged both, because long series are thinned. If a script logs no steps, the n-th
-    values belong together.
+    A step of a rank counts only if both were logged for it, because long series are thinned. If a script logs no steps,
+    the n-th values belong together.
     """
 
     def by_step(name: str) -> dict[tuple[int, int], float]:
