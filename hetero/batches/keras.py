@@ -5,11 +5,10 @@ a batch of any epoch, in any order. For each epoch, hetero therefore uses a copy
 returned. The state of this copy is defined as follows: for every epoch from 0 up to its own, the generators were seeded
 from (seed, epoch), and then ``on_epoch_end`` and ``on_epoch_begin`` were called on the copy, in this order.
 
-Keras 3 does the same in a run that begins at epoch 0, but does not derive its random numbers from the loader's seed.
-Keras 3 calls ``on_epoch_end`` also before the first epoch (`EpochIterator.reset`), which shuffles data that are sorted
-by class. Keras 2 does not call ``on_epoch_end`` before the first epoch. So hetero does not do this for data sets of
-Keras 2.
-A data set without these methods is never copied.
+In a run that begins at epoch 0, Keras 3 makes the same calls in the same order, but does not seed the generators from
+the loader's seed. Keras 3 also calls ``on_epoch_end`` before the first epoch (`EpochIterator.reset`), which shuffles
+data that are sorted by class. Keras 2 does not call ``on_epoch_end`` before the first epoch, so hetero omits this first
+call for data sets of Keras 2. A data set without these methods is never copied.
 """
 
 from __future__ import annotations

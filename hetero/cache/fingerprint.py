@@ -2,8 +2,8 @@
 
 The digest covers the registered name and its arguments, the code that ``load`` uses, the globals that this code reads,
 the attributes of the data set, the versions of all installed packages, the kind of CPU, and a few loaded samples. If a
-file changes under the same path, the digest stays the same, unless the file is one of these samples. Then the user has
-to change `DatasetFactory.fingerprint`, which is part of the digest too.
+file changes under the same path, the digest stays the same, unless the file belongs to one of these samples. Then the
+user has to change `DatasetFactory.fingerprint`, which is part of the digest too.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Makes a profile from the report of a finished run. It knows less than `hetero profile` measures.
+"""Makes a profile from the report of a finished run. The profile has fewer figures than one of `hetero profile`.
 
 A report does not time single samples. If the ranks waited for data, the CPUs that preprocess were the limit. So the
-cost of a sample is the time of all these CPUs / the number of samples. A report lacks steps with batches always ready,
-so the time of such a step is a step time minus its data wait. Figures that are computed in this way are labelled
-``modelled``. They have few values, which makes the intervals of a plan wide.
+cost of a sample is the time of all these CPUs divided by the number of samples. A report lacks steps with batches
+always ready, so the time of such a step is a step time minus its data wait. Figures that are computed in this way are
+labelled ``modelled``. They have few values, which makes the intervals of a plan wide.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The priority queue of an endpoint, and the only threads that run the code of the user's data sets.
 
 Only one task runs at a time, because random generators are global to a process. An endpoint that emulates n vCPUs has n
-threads, one per slot. Each thread takes a task, runs it when no other task runs, and then waits until the emulated time
-has passed since it took the task.
+threads, one for each of these vCPUs. Each thread takes a task, runs it when no other task runs, and then waits until
+the emulated time has passed since it took the task.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 With a cache, each sample is kept by one host: its owner. The reader names one endpoint of each owner, a helper, in its
 request. The endpoint that gets the request asks the helpers for their samples at once, on the thread of the connection.
-When the parts have arrived, its compute thread computes the samples that its own host keeps, and collates the batch. So
-compute threads never wait for each other.
+The samples of one helper are a *part* of the batch. When the parts have arrived, the endpoint's compute thread computes
+the samples that its own host keeps, and collates the batch. So compute threads never wait for each other.
 
 If a part does not come for 5 s while the endpoint has nothing else to do, the endpoint computes the samples of the part
 too. It does not ask that helper again for a while. So a slow host does not slow the others.

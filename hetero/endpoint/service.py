@@ -1,8 +1,8 @@
 """Answers the readers of an endpoint: Prepare and Attend over gRPC, batches over separate connections.
 
 Handler threads parse requests. Only `Compute` runs the user's code. A handler thread waits for a large batch and sends
-it while `Compute` computes the next batch. Every half second, the handler thread checks whether the caller has left,
-and then stops waiting. The compute thread sends a small batch itself: see `hetero.endpoint.replies`.
+it while `Compute` computes the next batch. Every half second, the handler thread checks whether the caller has left. If
+so, it stops waiting. The compute thread sends a small batch itself: see `hetero.endpoint.replies`.
 """
 
 from __future__ import annotations

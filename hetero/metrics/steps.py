@@ -6,8 +6,9 @@ save a checkpoint. This time belongs to no step: the clock stops from `StepTimer
 `StepTimer.begin_wait`.
 
 The wait for the first batch of a pass is the data wait of the step that began with the last batch of the pass before.
-Without this wait, short epochs would look too good: processes that work in parallel all delay the first batch, and the
-batches after it then arrive without a wait.
+If this wait were left out, short epochs would look too good. At the beginning of a pass, parallel processes make the
+first batches at the same time. The script waits for the first of these batches, and then gets the others without a
+wait.
 """
 
 from __future__ import annotations

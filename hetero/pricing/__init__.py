@@ -1,4 +1,4 @@
-"""Instance types, their prices, which the user or a file states, and cost arithmetic.
+"""Instance types, their prices, and cost arithmetic. The user or a file states the prices.
 
 catalog.py        the catalogue of instance types, with prices from the user, a file or a shipped price profile
 instance_types.py one instance type: its facts with their sources, and its price

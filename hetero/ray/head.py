@@ -1,8 +1,8 @@
 """Watches whether the head of a Ray cluster still answers.
 
-Ray ends the driver when the head has not answered for a minute, with another exit code. The driver of a job watches the
-head itself, on a thread. So the driver ends earlier, with the cause and a documented exit code, even if its main thread
-waits for Ray. A head that accepts connections and answers nothing does not count as lost.
+When the head has not answered for a minute, Ray ends the driver with an exit code of Ray. The driver of a job watches
+the head itself, on a thread. So the driver ends earlier, with the cause and a documented exit code, even if its main
+thread waits for Ray. A head that accepts connections and answers nothing does not count as lost.
 """
 
 from __future__ import annotations

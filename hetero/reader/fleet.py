@@ -1,8 +1,9 @@
 """All endpoints as one reader process sees them. Follows, prepares and compares them.
 
 One lock guards everything here and in the readers. No thread holds this lock during a call, while the user's thread
-waits, or while the user's code runs. One thread, the watcher, follows the directory and the back-offs. Each preparation
-runs in a separate short-lived thread, so one slow build does not delay the others.
+waits, or while the user's code runs. One thread, the watcher, follows the directory. It also prepares endpoints again
+when their back-offs have ended. Each preparation runs in a separate short-lived thread, so one slow build does not
+delay the others.
 """
 
 from __future__ import annotations

@@ -11,9 +11,10 @@ recording.py  records the request that the SDK would send
 request.py    a request as typed records
 limits.py     the service's limits on a request, from limits.yaml
 
-The five folders import the last three modules. planning.py and study_executor.py import preparation/. rehearsal/ also
-imports preparation/ and checks/, study_executor.py imports submission/, and canaries/ imports study_executor.py and
-rehearsal/. Version 2 and version 3 of the SDK both work. Importing this package imports neither boto3 nor the SDK.
+The five folders import recording.py and request.py, and some of them import limits.py. planning.py and
+study_executor.py import preparation/. rehearsal/ also imports preparation/ and checks/, study_executor.py imports
+submission/, and canaries/ imports study_executor.py and rehearsal/. Version 2 and version 3 of the SDK both work.
+Importing this package imports neither boto3 nor the SDK.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Parts of hetero that other packages may bring too, found by entry point.
 
-A package brings a part by an entry point of its metadata. hetero brings its own parts by the same entry points. A job's
-source folder lacks metadata, so a table has their names too, which tests/test_extensions.py compares with
-pyproject.toml. Nothing below ``hetero.cli`` imports ``hetero.sagemaker`` or ``hetero.ray``.
+A package brings a part by an entry point of its metadata. hetero brings its own parts by the same entry points. The
+source folder of a job lacks metadata, so a table has the names of hetero's parts too. tests/test_extensions.py compares
+the table with pyproject.toml. Nothing below ``hetero.cli`` imports ``hetero.sagemaker`` or ``hetero.ray``, because
+their parts are found by these names.
 """
 
 from __future__ import annotations

@@ -19,9 +19,9 @@ How `from_dataset` works:
 6. If the last batch of a pass was produced, or any of its batches was consumed, the next pass is the next epoch.
    Otherwise the next pass begins the same epoch again. For example, Keras builds a model from one batch, and then drops
    the pass.
-7. The thread that trains reports consumed batches. With a report it measures the data wait, and ends if the job must
-   stop. The data set's exceptions are raised in TensorFlow's threads. A loop over the dataset gets the original
-   exception. Keras gets a tf.errors.OpError.
+7. The thread that trains reports consumed batches. With each report, this thread measures the data wait, and it ends
+   the process if the job must stop. The data set's exceptions are raised in TensorFlow's threads. A loop over the
+   dataset gets the original exception. Keras gets a tf.errors.OpError.
 8. In a profile run, `produce` repeats kept batches after some time (`hetero.loaders.measuring.profiling`). TensorFlow's
    threads call the profiler when they take a batch, and the thread that trains calls it when it consumes the batch.
 9. The state has the format of hetero.torch, takes less than 1 KiB and is the same on all ranks. Each of the two
@@ -55,9 +55,9 @@ Files. All of them run in a rank, on the thread that trains, unless another thre
     deliveries.py   the times when batches left a pipeline; written in TensorFlow's threads
 
 TensorFlow makes files ``__autograph_generated_file*.py`` in the folder for temporary files. A rank that fails or is
-killed leaves them there, and the files do not tell which process made them. Ranks do not get a temporary folder each.
-It would also hold files that other ranks and the next run need, such as the models of TensorFlow Hub. And the paths of
-multiprocessing's sockets would be too long in it.
+killed leaves them there, and the files do not tell which process made them. Ranks do not get a temporary folder each,
+for two reasons. Such a folder would also hold files that other ranks and the next run need, such as the models of
+TensorFlow Hub. The paths of multiprocessing's sockets in such a folder would be too long.
 
 The package imports TensorFlow only when a script calls one of the two functions, because data hosts import the script
 too and do not need TensorFlow.

@@ -1,6 +1,6 @@
 """Platforms: where a job runs, what the platform tells a host about the job, and what starts a job. One module each.
 
-platform.py      the interface, and the base of the last two, which take only the cluster from elsewhere
+platform.py      the interface, and the base of cluster_file.py and joined.py
 pods.py          what the platforms of Kubernetes share
 sagemaker.py     SageMaker: ``/opt/ml`` and the ``SM_*`` variables
 trainjob.py      Kubeflow TrainJob, which makes a JobSet
@@ -10,11 +10,13 @@ vertex.py        Vertex AI custom training
 aws_batch.py     AWS Batch multi-node parallel jobs, whose hosts register with the main host
 slurm.py         Slurm
 cluster_file.py  any machines: ``--cluster-file`` lists the hosts, and another platform gives everything else
-joined.py        a job that this host has joined: a host of the job describes the cluster
+joined.py        a job that this host has joined: a trainer host of the job describes the cluster, and another platform
+                 gives everything else
 
 A platform reads only the environment and files, so tests can use recorded environments. No other folder reads the
 variables of a platform. To add a platform, write its module with a subclass of `Platform`, name it in
-`hetero.system.extensions`, and add a test. A package of your own brings one by the entry point ``hetero.platforms``.
+`hetero.system.extensions`, and add a test. A package of your own adds a platform with the entry point
+``hetero.platforms``.
 """
 
 from __future__ import annotations

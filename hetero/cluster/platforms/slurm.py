@@ -6,7 +6,7 @@ Slurm describes a job only in variables. hetero runs one launcher per node, unde
   and ``SLURM_JOB_NODELIST_HET_GROUP_k`` has the nodes of component k. Slurm before 20.02 has other variables, which
   hetero does not read.
 - One component: ``HETERO_GROUPS`` divides its nodes into groups, in the order of the node list. Without this variable,
-  all nodes are one group, which trains. In a heterogeneous job the variable names the components, in their order.
+  all nodes are one group, which trains. In a heterogeneous job, ``HETERO_GROUPS`` names the components, in their order.
 
 No variable names the component of this node. Under one ``srun`` for all components, ``SLURM_PROCID`` and
 ``SLURM_NODEID`` count over all components, and ``SLURM_JOB_NODELIST`` has the nodes of all components. Therefore hetero

@@ -2,7 +2,8 @@
 
 ``CLUSTER_SPEC`` has the hosts of all pools, this host's pool and index, and the job as JSON inside of a string. Pool 0
 has one replica, and its end is the end of the job. So the first host that trains is pool 0, the other hosts that train
-are pool 1, and data hosts are pools 2 and 3. Vertex AI does not document which ports are open between replicas.
+are pool 1, and at most two groups of data hosts are pools 2 and 3. Vertex AI does not document which ports are open
+between replicas.
 """
 
 from __future__ import annotations

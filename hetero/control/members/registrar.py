@@ -1,7 +1,8 @@
 """Collects the hosts of a job on platforms that tell a host only the address of the main host.
 
-Every other host asks the main host to join, again and again. As soon as the expected number is there, the list is
-fixed, and each host gets the description of the cluster. Then the launcher of the main host takes over the port.
+Every other host asks the main host to join, again and again. As soon as the expected number of hosts has asked, the
+list is fixed, and each host gets the description of the cluster. Then the launcher of the main host takes over the
+port.
 """
 
 from __future__ import annotations

@@ -2,12 +2,13 @@
 
 Time is a sum of parts, because each part grows differently:
 
-    fixed parts      start-up, imports and end. They take their mean, because they are equal in all runs. If the runs
-                     show that they grow, they are on a line
+    fixed parts      start-up, imports and end. The forecast is their mean, because they are equal in all runs. If the
+                     runs show that they grow, the forecast is a line through the runs
     steps            seconds of the measured steps of each loader. They are in proportion to the number of steps: zero
-                     steps take zero seconds. So their error is the error of a mean, and a line would have a larger one
-    the rest         all else in the script: building the data set, warm-up steps, work between epochs. It is a line
-                     with a fixed part
+                     steps take zero seconds. So the forecast has the error of a mean, which is smaller than the error
+                     of a line
+    the rest         all else in the script: building the data set, warm-up steps, work between epochs. The forecast is
+                     a line with a fixed part
 
 The memory peak is a line through the peaks of the runs. Utilisation is the CPU or GPU time of the script's growing part
 divided by the seconds of this part, because a short run is mostly start-up and a long run is not.

@@ -1,7 +1,8 @@
 """The longest time that the canary runs allow, if a part of the time grows with the square of the data. Pure.
 
-Between 1 and 3 % of the data, a part that adds a tenth to the growth is less than the noise. In the whole job, the same
-part is four fifths of the time. No test of the points finds it, so a forecast states this bound.
+Suppose that this part is a tenth of the other growing part at 3 % of the data. Between 1 and 3 % of the data, it is
+then less than the noise, so no test of the points finds it. In the whole job, it is more than three times the other
+growing part. Therefore a forecast states the longest time that the runs allow.
 """
 
 from __future__ import annotations

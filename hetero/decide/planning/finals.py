@@ -2,7 +2,8 @@
 
 A ranking predicts thousands of step times at once, but not how much longer steps take because the parts of a cluster
 wait for each other. So the candidates with the lowest costs are compared again, by their timelines. Then the neighbours
-of the best candidate are compared in the same way. The last few candidates get long timelines.
+of the best candidate are compared in the same way. The few candidates that are left get timelines of more steps,
+because short ones are less exact.
 """
 
 from __future__ import annotations

@@ -6,13 +6,15 @@ The search begins without endpoints. If steps wait for data, it adds as many end
 steps become shorter and still wait, it adds more. If steps become longer, the search tries half of the number that it
 added. A search tries at most two numbers, and ends with the best.
 
-A batch is requested long before the step that uses it. So a change of the number shows only after as many steps as
-batches are in flight. Each measurement skips so many steps, and then takes the mean of as many steps.
+A batch is requested long before the step that uses it. So a change of the number of endpoints shows only after as many
+steps as batches are in flight. Each measurement skips this number of steps, and then takes the mean over equally many
+steps.
 
 The constants were chosen in a model of jobs, with fifteen seeds on each of 48 clusters
 (tests/launch/auto_endpoints/test_controller_grid.py). Where the model shows what the value of a constant gains, the
-text of the constant names it. In 1 of these 720 runs the steps after step 200 are more than 1 % longer than with the
-better of all-local and all-remote, because 72 batches are in flight and the search ends at step 329.
+text of the constant names it. Each of these 720 runs is compared with the better of two fixed placements: all
+preprocessing on trainer hosts, or all of it on data hosts. In one run, the steps after step 200 are more than 1 %
+longer than with that placement, because 72 batches are in flight and the search ends only at step 329.
 """
 
 from __future__ import annotations

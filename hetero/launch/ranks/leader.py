@@ -4,8 +4,8 @@ The *local leader* does all the work of a launcher. The *followers* connect to i
 when the leader requests it (see `mpi_ranks.py`), and end with the leader's exit code.
 
 The launcher with local rank 0 leads. Under mpirun this launcher follows too, and a child of this launcher leads. The
-reason is that mpirun kills all processes that it started a quarter of a second after one of them failed. The child is
-not among these processes, so it lives long enough to report what happened.
+reason is that mpirun waits a quarter of a second after one of its processes failed, and then kills all processes that
+it started itself. mpirun did not start the child, so the child lives long enough to report what happened.
 
 Followers connect through a Unix socket in the abstract namespace. The kernel closes the socket when the leader ends.
 Followers therefore notice at once that a leader was killed, and the socket does not disturb a later run. Both sides

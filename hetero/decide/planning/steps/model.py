@@ -6,7 +6,7 @@ The slowest part determines a step. The parts overlap, so the step time is at le
 - the time that the endpoints of all hosts need to make the batches of one step
 - the time that the trainer host's network interface needs to receive them
 - the time that the CPUs of the trainer host need to receive them and to run the ranks
-- the time of a batch divided by the number of batches in a rank's window
+- the time that an endpoint needs for a batch, divided by the number of batches that a rank has in flight
 
 `StepModel.expected_s` computes this for thousands of clusters at once. The parts also wait for each other, which makes
 steps longer. `StepModel.predict` adds this from the timeline of a cluster (timelines.py).

@@ -7,7 +7,7 @@ timelines of its best candidates only. Deterministic: equal arguments give equal
 
 The rules are those of the readers and endpoints (hetero/reader, hetero/endpoint):
 
-- A rank asks for the batches of its window in advance: two per endpoint that serves it, within its bytes.
+- A rank asks for the batches of its window in advance: two per endpoint that serves it, within a limit of bytes.
 - A request goes to the endpoint with the fewest requests of this rank. If several have equally few, it goes to the
   endpoint that reported the fewest requests of all ranks.
 - An endpoint makes one batch at a time, and the batch of the lowest step first. The processes of a host share its CPUs.

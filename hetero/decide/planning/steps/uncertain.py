@@ -1,9 +1,10 @@
 """The figures of a profile with their uncertainty.
 
-Column 0 of every array has the mean figures. Every other column is a draw: figures that the measurements also allow. A
-draw of a measured figure is the mean of values that are drawn from the measured ones with replacement, less a random
-part of the time that other work of the machine may have taken. Figures that were not measured are drawn from an assumed
-range: the relative speed of another type's vCPUs, an unknown network bandwidth, and the error of the model itself.
+Column 0 of every array has the mean figures. Every other column is a draw: figures that the measurements also allow.
+For a draw of a measured figure, values are drawn from the measured ones with replacement. The draw is the mean of these
+values, minus a random part of the time that other work of the machine may have taken. Figures that were not measured
+are drawn from an assumed range: the relative speed of another type's vCPUs, an unknown network bandwidth, and the error
+of the model itself.
 """
 
 from __future__ import annotations

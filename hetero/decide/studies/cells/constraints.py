@@ -7,7 +7,8 @@ batch_per_device        global_batch / ranks
 training_samples        samples x train_share
 steps                   if the study fixes them: stated steps x smallest global batch / global_batch, rounded
 epochs                  steps before rounding x global_batch / training_samples
-learning_rate           stated rate x a factor by the rule, from global_batch / smallest global batch of the study
+learning_rate           stated rate x a factor, which the rule computes from the ratio
+                        global_batch / smallest global batch of the study
 ======================  =================================================================================
 
 The stated steps change with the global batch, and the stated learning rate changes by its rule. In these cases

@@ -5,12 +5,13 @@ of one row at a time by the level that raises the determinant of the information
 (D-optimality), until no replacement helps. The best of several starts wins. Then two levels of a factor change places
 if this lowers the largest correlation. The seed makes the result repeatable. A combination may occur more than once.
 
-No library replaces this. pydoe 1.6 was compared on eight designs, with its exchange algorithms and the same columns. On
-six designs, pydoe's best D-efficiency is the same to four digits. On two of these six, its largest correlation is
-higher: 0.12 instead of 0.01 for 12 runs of four factors with three levels, and 0.09 instead of 0.03 for 20 runs of
-factors with 5, 4 and 3 levels. pydoe cannot repeat a combination, so it finds nothing for 15 runs of a grid of 3 x 3.
-For 16 runs of 14 factors with two levels its designs are singular, where this search has a D-efficiency of 0.96.
-pyoptex 1.2 needs numba, pandas, plotly, kaleido, scikit-learn and statsmodels.
+No library replaces this. pydoe 1.6 was compared with this search on eight designs. Both had the same columns, and pydoe
+used its own exchange algorithms. On six designs, pydoe's best D-efficiency is equal to that of this search to four
+digits. On two of these six, pydoe's largest correlation is higher: 0.12 instead of 0.01 for 12 runs of four factors
+with three levels, and 0.09 instead of 0.03 for 20 runs of factors with 5, 4 and 3 levels. pydoe cannot repeat a
+combination, so it finds nothing for 15 runs of a grid of 3 x 3. For 16 runs of 14 factors with two levels its designs
+are singular, where this search has a D-efficiency of 0.96. pyoptex 1.2 needs numba, pandas, plotly, kaleido,
+scikit-learn and statsmodels.
 
 R. K. Meyer, C. J. Nachtsheim: The Coordinate-Exchange Algorithm for Constructing Exact Optimal Experimental Designs.
 Technometrics 37 (1995).
