@@ -52,6 +52,8 @@ def make_hub(
         timings=timings,
         clock=time.monotonic,
         max_restarts=options.job_restarts,
+        # Without data hosts, only endpoints on trainer hosts could compute batches. With ``auto``, their number may be
+        # 0.
         needs_data_hosts=not trainer_endpoints_of(options, has_data_hosts=bool(cluster.data_hosts)),
     )
     return Hub(
@@ -62,6 +64,7 @@ def make_hub(
         peers=tuple(member.host for member in members if member.host != plan.name),
         token=token,
         job_id=plan.job_id,
+        # The hub tells each rank whether its loaders fetch batches from endpoints.
         remote=placement.remote,
         session_options=session_options(
             options,
@@ -85,7 +88,7 @@ def first_status(host: str, options: LaunchOptions, placement: Placement | None)
     Args:
         host: Name of the host.
         options: Options of the host.
-        placement: What runs on the host. None for a host without endpoints and ranks of its own.
+        placement: What runs on the host. None for a host without endpoints and ranks.
     """
     return HostStatus(
         host=host,

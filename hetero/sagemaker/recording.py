@@ -145,7 +145,7 @@ def record(estimator: Any, inputs: Any = None, *, job_name: str | None = None) -
 
 
 def _fit(estimator: Any, inputs: Any, session: Any, job_name: str | None) -> None:
-    """Call ``fit`` of a copy of the estimator, so that the SDK makes its request for the recording session."""
+    """Call ``fit`` of a copy of the estimator. The SDK then sends its request to the recording session."""
     estimator_copy = copy_of(estimator)
     estimator_copy.sagemaker_session = session
     with contextlib.suppress(_Recorded):
@@ -153,7 +153,7 @@ def _fit(estimator: Any, inputs: Any, session: Any, job_name: str | None) -> Non
 
 
 def _train(trainer: Any, inputs: Any, session: Any, local_data: dict[str, Path]) -> None:
-    """Call ``train`` of a copy of the trainer, so that the SDK makes its request for the recording session.
+    """Call ``train`` of a copy of the trainer. The SDK then sends its request to the recording session.
 
     Args:
         trainer: The trainer. It does not change.
@@ -188,7 +188,7 @@ def _session(answers: _Answers, region: str, original: Any) -> Any:
         raise ConfigError(
             "no SageMaker SDK is installed; pip install 'sagemaker>=2.257,<3', or 'sagemaker>=3.18,<4' for version 3"
         ) from None
-    # Try version 3 first, because it warns about names that only version 2 has.
+    # Try the module of version 3 first. If version 3 is installed, an import of the module of version 2 logs a warning.
     try:
         from sagemaker.core.helper.session_helper import Session
     except ModuleNotFoundError:

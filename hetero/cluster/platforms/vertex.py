@@ -219,6 +219,7 @@ def _pool(request: RenderRequest, group: StatedGroup, count: int, token: str, co
         ConfigError: If the type of the group is not a machine type of Google Cloud.
     """
     found = _MACHINE.fullmatch(group.instance_type)
+    # Vertex AI needs the name of the accelerator. ``GPU:4`` states only a number.
     if found is None or found["kind"] == "GPU":
         raise ConfigError(
             f"--group {group.text}: expected a machine type such as n2-highcpu-32 or a2-highgpu-1g, or with "

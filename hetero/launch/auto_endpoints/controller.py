@@ -77,11 +77,13 @@ class Controller:
         self._num_hosts = num_hosts
         self._world_size = world_size
         self._slots_per_endpoint = slots_per_endpoint
+        # `observe` replaces these conditions before they count. Each endpoint has slots: the batches that it computes
+        # at the same time.
         self._now = Conditions(num_used=0, num_running=0, num_slots=1)
         self._begin_search()
 
     def _begin_search(self) -> None:
-        """Forget the last search, and begin with a measurement without endpoints."""
+        """Forget the last search, and begin to measure without endpoints. The caller has set `endpoints` to 0."""
         # Steps before this search.
         self._first_step = self.num_steps
         # Measured steps with endpoints.
