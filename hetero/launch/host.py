@@ -133,6 +133,7 @@ class LaunchedHost:
         """Number of restarts of the trainer group that this host has handled."""
         self._timeline = Timeline()
         self._num_signals = 0
+        """Number of signals that have asked this host to stop."""
         # A host that joins may listen at another port than the launchers of the job.
         job_port = options.port if options.join is None else int(options.join.rpartition(":")[2])
         self.addresses = Addresses(job_port, self.plan.timings, self._check_stop)
@@ -284,6 +285,7 @@ class LaunchedHost:
             decided = membership.own.decided
             endpoints = membership.endpoints()
             awaited = waiting_for if isinstance(waiting_for, str) else waiting_for(membership)
+            # A function that starts or ends endpoints. It is called below.
             change_endpoints = None if self.trainer_endpoints is None else self.trainer_endpoints.read(membership)
             # Without the dispatcher of tf.data.service, the ranks of this host get no batches.
             is_to_stop = self._num_signals > 0 or self._loses_dispatcher(membership)
@@ -348,7 +350,7 @@ class LaunchedHost:
         sets_state = changes.get("state") not in (None, HostState.FAILED)
         with self.hub.membership() as membership:
             # The trainer group restarts, and this host has not handled that yet. A state of its old ranks, such as
-            # DONE, would then count for the new ranks. FAILED is the exception, because it ends the host.
+            # DONE, would then count for the new ranks. FAILED counts in any case, because it ends the host.
             is_outdated = (
                 sets_state and self.plan.placement.num_ranks > 0 and membership.own.generation != self.generation
             )

@@ -370,6 +370,7 @@ def _waits_for_missing_ranks(host: LaunchedHost) -> bool:
     """
     with host.hub.membership() as membership:
         other_hosts = [status for status in membership.statuses(Role.TRAINER) if status.host != host.plan.name]
+        # A host that learned of the request before it had started ranks is DONE at once, without reports of ranks.
         is_without_ranks = any(status.state is HostState.DONE and not status.ranks for status in other_hosts)
         has_begun = any(report.steps_started for report in membership.own.ranks)
         return membership.stop_requested and is_without_ranks and not has_begun

@@ -120,6 +120,7 @@ class Coordinator:
         try:
             folder = script_folder(order)
         except ConfigError as error:
+            # `start` returns this text to the driver.
             self._failure = str(error)
             return
         command = ["-m", "hetero.ray.coordinator", self._address, self._job_id, *order.flags]

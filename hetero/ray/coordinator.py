@@ -182,6 +182,7 @@ def main(arguments: Sequence[str]) -> int:
         namespace.script_args = words[end + 1 :]
         options = config.resolve_options(namespace, os.environ, None)
         logs.setup_logging(group=_GROUP, host=address, role="coordinator", level=options.log_level)
+        # The hub has connections to all workers and data hosts.
         allow_descriptors()
         _Coordinator(options, address=address, job_id=job_id).run()
     except HeteroError as error:

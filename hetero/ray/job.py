@@ -77,6 +77,7 @@ def run(options: LaunchOptions) -> int:
     ray = import_ray()
     with connected(ray) as head:
         with Job(ray, options, groups, roles) as job:
+            # From now on, a loss of the head does not change the exit code.
             head.exit_code = job.run()
         return head.exit_code
 
@@ -101,7 +102,7 @@ class _Host:
     exit_code: int | None = None
     """None until the host has ended or was lost."""
     could_not_report: bool = False
-    """Whether the host could not report why it ended, because it was lost or its launcher was killed."""
+    """Whether the host could not report why it ended, because it was lost or a signal killed its launcher."""
     is_leaving: bool = False
     """Whether a data host was asked to leave, because the job needs fewer."""
     is_to_be_replaced: bool = False
@@ -342,8 +343,7 @@ class Job:
             self._record_loss(host, error)
         else:
             say(f"the launcher of {host.name} ended with {code}")
-            # A negative code is minus the number of the signal that has killed the launcher. The launcher could not
-            # report a cause then. Shells show such an end as 128 plus the number of the signal.
+            # A code below 0 is minus the number of the signal that killed the launcher. Shells show 128 plus it.
             host.exit_code = code if code >= 0 else 128 - code
             host.could_not_report = code < 0
         if host.role is Role.DATA:

@@ -94,6 +94,7 @@ def _rank_and_world_size() -> tuple[int, int]:
 
 def _open_session(admission: Admission, rank: int, world_size: int) -> RankSession:
     """Connect to the hub as a rank, and return the session."""
+    # A session reads the token from a file. This file is in anonymous memory, so the token is never on a disk.
     descriptor, token_path = token_memfd(Token(admission["token"]))
     try:
         session = sessions.connect(

@@ -116,6 +116,7 @@ class EstimatorExecutor:
         """Jobs that the service was asked to stop."""
         self._is_stopped = threading.Event()
         self._prices: dict[str, float | None] = {}
+        """Hourly price of each run in USD, None if a price is unknown. By id of the run."""
         self._billed_since: dict[str, dt.datetime] = {}
         """When the job of each run got its hosts. Jobs that wait for hosts are missing."""
 
@@ -415,6 +416,7 @@ def _phases(description: Mapping[str, Any]) -> dict[str, float]:
         if isinstance(began, dt.datetime) and isinstance(ended, dt.datetime):
             name = str(each.get("Status", "")).lower()[:60]
             found[name] = found.get(name, 0.0) + max(0.0, (ended - began).total_seconds())
+    # The service also lists the final state of a job, which is not a phase.
     return {name: seconds for name, seconds in found.items() if name not in ("completed", "failed", "stopped")}
 
 

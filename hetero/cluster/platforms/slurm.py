@@ -227,7 +227,7 @@ class Slurm(Platform):
         return f"CPU:{int(cpus[1])}" if cpus else ""
 
     def _divided(self, nodes: Sequence[str], stated: Sequence[StatedGroup]) -> list[dict[str, object]]:
-        """Return the groups of a job with one component."""
+        """Return the groups of a job with one component. If none are stated, all nodes are one group, which trains."""
         if not stated:
             gpus = self.num_gpus()
             return [group_document("trainer", f"GPU:{gpus}" if gpus else "", nodes)]

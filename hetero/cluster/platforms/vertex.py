@@ -1,8 +1,9 @@
 """Vertex AI custom training, whose worker pools are the groups. `hetero render vertex` makes the job.
 
 ``CLUSTER_SPEC`` has the hosts of all pools, this host's pool and index, and the job as JSON inside of a string. Pool 0
-has one replica, and its end is the end of the job. So the first host that trains is pool 0, the other hosts that train
-are pool 1, and data hosts are pools 2 and 3. Vertex AI does not document which ports are open between replicas.
+has one replica, and its end is the end of the job. So the first host that trains is pool 0, and the other hosts that
+train are pool 1. Data hosts are pool 2. A second group of data hosts is pool 3. Vertex AI does not document which ports
+are open between replicas.
 """
 
 from __future__ import annotations

@@ -237,6 +237,8 @@ class Controller:
         # share has a lower bound, because steps that only wait would need infinitely many slots.
         share_without_wait = max(1 - window.wait_share, _MATTERS)
         missing_slots = self._now.num_slots / share_without_wait - self._now.num_slots
+        # `_MARGIN` is needed because CPUs of trainer hosts may be slower, and a supply that just suffices is late at
+        # times.
         missing_per_host = missing_slots / self._num_hosts / self._slots_per_endpoint
         return self._if_new(min(self._best_number + math.ceil(_MARGIN * missing_per_host), self._max_endpoints))
 

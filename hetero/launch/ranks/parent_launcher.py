@@ -67,6 +67,7 @@ def find_parent(environ: Mapping[str, str]) -> ParentLauncher | None:
         names = ("COMM_WORLD_RANK", "COMM_WORLD_SIZE", "COMM_WORLD_LOCAL_RANK", "COMM_WORLD_LOCAL_SIZE")
         return _parent_of("mpirun", run, environ, tuple(f"OMPI_{name}" for name in names))
     if "TORCHELASTIC_RUN_ID" in environ and "LOCAL_RANK" in environ:
+        # The id of a run is "none" by default, so the run is identified by all of these values together.
         parts = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
         run = " ".join(environ.get(name, "") for name in parts)
         return _parent_of("torchrun", run, environ, ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))

@@ -245,6 +245,7 @@ class JobProfile:
         deadline_s = time.monotonic() + _SUPPLY_S
         while True:
             while select.select([channel], [], [], 0)[0]:
+                # A message has begun to arrive, so its rest follows within a second.
                 message = channel.receive(1.0)
                 if "part" in message:
                     return HostPart.from_json(message["part"].encode())
@@ -280,6 +281,7 @@ class JobProfile:
         with host.hub.membership() as membership:
             statuses = membership.statuses()
         facts = run_facts(host.plan, statuses, JobHistory(), exit_code=ExitCode.OK)
+        # Only the times of this report are used, so the prices of its catalogue do not matter.
         return build_report(facts, Catalogue.load())
 
 

@@ -29,6 +29,7 @@ _NAMES = {
 }
 _PERIOD_S = 60
 _MARGIN = dt.timedelta(minutes=2)
+"""Time before the begin and after the end of a job for which values are requested too."""
 _GROWING = ("downloading", "training")
 """Phases of a job that may grow with its data. The service names them."""
 

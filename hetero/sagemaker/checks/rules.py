@@ -321,6 +321,7 @@ def local_types(request: TrainingRequest) -> Iterator[Problem]:
                 f"group {group.name!r} is of type {group.instance_type!r}, which SageMaker does not have",
                 "name a type such as ml.c5.9xlarge. `hetero prices list` shows the known types",
             )
+        # Empty for a known type, and for a type whose family is not known.
         elif sizes := sizes_if_not_among(group.instance_type):
             yield Problem(
                 f"group {group.name!r} is of type {group.instance_type!r}, a size that hetero does not know",
