@@ -49,6 +49,7 @@ def parse_cluster(
         current_host = checked.content.current_host
         if current_host is None:
             raise checked.missing("current_host", "a host name")
+        # If the document also states the group of this host, that group must contain this host.
         checked.current_group_agrees(groups, current_host)
     if current_host not in every_host:
         raise checked.malformed(

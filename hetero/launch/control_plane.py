@@ -52,6 +52,7 @@ def make_hub(
         timings=timings,
         clock=time.monotonic,
         max_restarts=options.job_restarts,
+        # A job with endpoints on its trainer hosts can go on without data hosts. With ``auto``, there may be 0 of them.
         needs_data_hosts=not trainer_endpoints_of(options, has_data_hosts=bool(cluster.data_hosts)),
     )
     return Hub(
@@ -62,6 +63,7 @@ def make_hub(
         peers=tuple(member.host for member in members if member.host != plan.name),
         token=token,
         job_id=plan.job_id,
+        # The hub tells each rank whether its loaders fetch batches from endpoints.
         remote=placement.remote,
         session_options=session_options(
             options,
@@ -75,6 +77,7 @@ def make_hub(
         num_ranks=placement.num_ranks,
         started_s=plan.started_s,
         tls=tls,
+        # Only the first trainer host lets hosts join.
         admitter=admitter if plan.is_first_trainer else None,
     )
 
@@ -85,7 +88,7 @@ def first_status(host: str, options: LaunchOptions, placement: Placement | None)
     Args:
         host: Name of the host.
         options: Options of the host.
-        placement: What runs on the host. None for a host without endpoints and ranks of its own.
+        placement: What runs on the host. None for a host without endpoints and ranks.
     """
     return HostStatus(
         host=host,
@@ -118,8 +121,8 @@ def _members_of(plan: HostPlan) -> list[Member]:
     """Return the hosts that this host exchanges statuses with, and itself.
 
     Data hosts connect only to trainer hosts. The number of connections then grows with the number of hosts, and not
-    with its square. The exception is tf.data.service, because the dispatcher waits for the workers of the other data
-    hosts before it ends.
+    with its square. With tf.data.service, data hosts also connect to each other, because the host of the dispatcher
+    waits for the workers of the other data hosts before it ends.
     """
     cluster = plan.cluster
     needs_all = cluster.role is Role.TRAINER or plan.placement.servers.dispatcher_host != ""
@@ -149,6 +152,7 @@ def shared_options(options: LaunchOptions, placement: Placement | None) -> dict[
     """
     shared = {**options.shared(), "data plane protocol": str(PROTOCOL)}
     if placement is not None and placement.num_ranks:
+        # The ranks of mpirun have their numbers from mpirun, so hosts may have different numbers of ranks.
         shared["ranks per trainer host"] = "set by mpirun" if placement.are_ranks_given else str(placement.num_ranks)
     return shared
 

@@ -117,23 +117,26 @@ class LaunchedHost:
             job_id=platform.job_id(cluster),
         )
         self.starter = starter
-        # With `SHIELD_VARIABLE`, child processes ignore the platform's SIGTERM. Only this launcher acts on the signal.
+        # With a fixed hash seed, a set of texts has the same order in all endpoints, so all of them compute the same
+        # batch. With `SHIELD_VARIABLE`, child processes ignore the platform's SIGTERM. Only this launcher acts on the
+        # signal.
         self.child_environment = {"HETERO_JOB_ID": self.plan.job_id, "PYTHONHASHSEED": "0", SHIELD_VARIABLE: "1"}
         # The ranks connect to each other directly, and gRPC would use a proxy that the environment names.
         if RANK_FRAMEWORKS[framework_of(options)].uses_grpc:
             self.child_environment |= without_proxy(environ)
         self.interrupted_s: float | None = None
         """Time of the request to stop this host, in monotonic seconds. None before such a request."""
-        # A host that starts no endpoint at first has none to wait for.
+        # A host that starts without endpoints need not wait for them.
         self.endpoints_were_ready = placed.servers.num_at_start == 0
         """Whether all endpoints that this host starts at first have served at the same time at least once."""
         self.generation = 0
         """Number of restarts of the trainer group that this host has handled."""
         self._timeline = Timeline()
         self._num_signals = 0
+        """Number of signals that have asked this host to stop."""
         # A host that joins may listen at another port than the launchers of the job.
-        port = options.port if options.join is None else int(options.join.rpartition(":")[2])
-        self.addresses = Addresses(port, self.plan.timings, self._check_stop)
+        job_port = options.port if options.join is None else int(options.join.rpartition(":")[2])
+        self.addresses = Addresses(job_port, self.plan.timings, self._check_stop)
         if platform.own_address:
             self.addresses.set(self.plan.name, platform.own_address)
         self._wait_log = WaitLog(self.plan.timings.patience_s)
@@ -282,7 +285,9 @@ class LaunchedHost:
             decided = membership.own.decided
             endpoints = membership.endpoints()
             awaited = waiting_for if isinstance(waiting_for, str) else waiting_for(membership)
+            # A function that starts or ends endpoints. It is called below.
             change_endpoints = None if self.trainer_endpoints is None else self.trainer_endpoints.read(membership)
+            # Without the dispatcher of tf.data.service, the ranks of this host get no batches.
             is_to_stop = self._num_signals > 0 or self._loses_dispatcher(membership)
             if self.plan.is_first_trainer:
                 self._timeline.follow(membership, time.monotonic() - self.plan.started_s)
@@ -291,6 +296,7 @@ class LaunchedHost:
             raise JobEndsError(decided)
         if is_to_stop:
             self._request_stop()
+        # Workers of tf.data.service learn the address of their dispatcher from these records.
         if self.pool is not None:
             self.pool.follow(endpoints)
         # A host that stops must not start endpoints.
@@ -344,7 +350,7 @@ class LaunchedHost:
         sets_state = changes.get("state") not in (None, HostState.FAILED)
         with self.hub.membership() as membership:
             # The trainer group restarts, and this host has not handled that yet. A state of its old ranks, such as
-            # DONE, would then count for the new ranks. FAILED is the exception, because it ends the host.
+            # DONE, would then count for the new ranks. FAILED counts in any case, because it ends the host.
             is_outdated = (
                 sets_state and self.plan.placement.num_ranks > 0 and membership.own.generation != self.generation
             )
@@ -454,7 +460,7 @@ class LaunchedHost:
             # Data hosts that joined and have left again count too, if they have sent a status.
             statuses_of_left_hosts = [host.status for host in membership.joined_hosts.left if host.status is not None]
             statuses, own = membership.statuses() + statuses_of_left_hosts, membership.own
-        # Without an output folder, and outside of a platform, nobody reads the metrics of a host.
+        # Without an output folder, and outside of a platform, the metrics of a host would not be read.
         if self.plan.options.output_dir is not None or self.plan.platform.folders.root.is_dir():
             write_metrics(self.output_folder, self.plan.cluster, own)
         if not self.plan.is_first_trainer or self.plan.options.profile:

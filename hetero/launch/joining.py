@@ -162,6 +162,7 @@ class _JoiningHost:
                     options=shared_options(self._options, None),
                 )
                 found = ask_to_join(peer, join_address(address, port), request, token=self.token, tls=self.tls)
+                # The peer has answered, so this is the address that the job knows.
                 self.address = address_of_this_host
                 return found
             except ClusterError as error:

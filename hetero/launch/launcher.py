@@ -87,7 +87,7 @@ def launch(options: LaunchOptions, cluster: ClusterSpec, *, platform: Platform) 
         host=cluster.current_host,
         platform="" if is_simulated else cluster.source,
     )
-    # Ranks must not inherit these variables, because a program in a rank would misread them.
+    # Ranks must not inherit variables with the prefixes in `stripped`, because a program in a rank would misread them.
     for name in [name for name in os.environ if name.startswith(platform.stripped)]:
         del os.environ[name]
     # If mpirun or torchrun made several processes on this host, only one of them does the host's work.
@@ -103,16 +103,18 @@ def launch(options: LaunchOptions, cluster: ClusterSpec, *, platform: Platform) 
     name = meeting_name(
         parent, job_id=platform.job_id(cluster), host=cluster.current_host, base_dir=platform.folders.root
     )
-    # The launcher with local rank 0 leads. Under mpirun, this launcher forks, its child leads, and the launcher itself
-    # follows. The reason: a quarter of a second after a process has failed, mpirun kills every process that it started.
-    # mpirun did not start the child, so the child lives long enough to report the failure.
-    must_fork = parent.local_rank == 0 and parent.gives_ranks
-    child_pid = os.fork() if must_fork else None
-    is_child = child_pid == 0
-    if is_child:
+    # Under torchrun, the launcher with local rank 0 leads, and the other launchers of the host follow it. Under mpirun,
+    # all launchers follow, and a child of the launcher with local rank 0 leads. The reason: a quarter of a second after
+    # a process has failed, mpirun kills every process that it started. mpirun did not start the child, so the child
+    # lives long enough to report the failure.
+    forks_leader = parent.local_rank == 0 and parent.gives_ranks
+    leader_pid = os.fork() if forks_leader else None
+    # In the child, `fork` returns 0.
+    is_forked_leader = leader_pid == 0
+    if is_forked_leader:
         # Leave the process group, because mpirun sends its signals there.
         os.setsid()
-    leads = is_child if must_fork else parent.local_rank == 0
+    leads = is_forked_leader if forks_leader else parent.local_rank == 0
     if not leads:
         follower = Follower(
             parent,
@@ -120,7 +122,7 @@ def launch(options: LaunchOptions, cluster: ClusterSpec, *, platform: Platform) 
             command=[sys.executable, "-m", "hetero.launch.ranks.rank", *options.command],
             variables=variables,
             stopped_code=_stopped(options),
-            leader_pid=child_pid,
+            leader_pid=leader_pid,
         )
         return _follow(follower, cluster.current_host, platform)
     logger.info("this launcher leads the %d processes that %s made on this host", parent.num_local, parent.name)
@@ -258,6 +260,7 @@ def _abort(host: LaunchedHost, cause: Cause, failure_file: Path) -> int:
     host.publish(state=HostState.FAILED, decided=cause, endpoints=())
     write_failure(failure_file, cause)
     if host.pool is not None:
+        # Nothing needs the batches of a failed job, so the endpoints get only half a second to finish.
         host.pool.stop(0.5)
     host.farewell()
     host.report(cause)

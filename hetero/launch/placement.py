@@ -85,11 +85,12 @@ def plan(options: LaunchOptions, cluster: ClusterSpec, *, num_gpus: int, num_giv
     """
     service = find_service(options.data_service)
     has_data_hosts = bool(cluster.data_hosts)
-    # Loaders fetch their batches from endpoints, wherever these run. With emulated vCPUs, trainer hosts have endpoints
-    # even if the option does not ask for them. A data service such as tf.data.service has other servers.
+    # Loaders fetch their batches from endpoints if any host of the job has endpoints. Trainer hosts have endpoints if
+    # the option asks for them, or if vCPUs are emulated. Data hosts have endpoints, unless they run another data
+    # service, such as tf.data.service.
     trainer_endpoints = trainer_endpoints_of(options, has_data_hosts=has_data_hosts)
-    has_endpoints = bool(trainer_endpoints) or options.emulate_sample_s is not None
-    has_endpoints |= has_data_hosts and service.computes_batches
+    loads_from_endpoints = bool(trainer_endpoints) or options.emulate_sample_s is not None
+    loads_from_endpoints |= has_data_hosts and service.computes_batches
     framework = framework_of(options)
     num_by_default = num_gpus if RANK_FRAMEWORKS[framework].has_rank_per_gpu else 1
     # The first stated number counts: made by mpirun, given as an option, one per GPU. Else there is one rank.
@@ -99,7 +100,7 @@ def plan(options: LaunchOptions, cluster: ClusterSpec, *, num_gpus: int, num_giv
         num_ranks=num_ranks if cluster.role is Role.TRAINER else 0,
         num_gpus=num_gpus,
         framework=framework,
-        remote=has_endpoints,
+        remote=loads_from_endpoints,
         data_service=options.data_service if has_data_hosts else "",
         are_ranks_given=bool(num_given),
         # Simulated hosts share a machine, so each one measures the resource use of its own process tree.

@@ -291,8 +291,8 @@ def _run_ranks(host: LaunchedHost, profile: JobProfile | None = None) -> None:
     )
     # Start the ranks and watch them until they have ended.
     progress_log = _ShownProgress(host)
-    # Time when this host learned of a request to stop.
-    stopped_s = math.inf
+    # Time when this loop first saw a request to stop. Infinite before that.
+    stop_seen_s = math.inf
     # Some data services need a watch, because the ranks would not notice for a long time that the service is lost.
     service = find_service(plan.options.data_service)
     watch = service.watch(plan.name, plan.placement.servers, plan.timings) if plan.placement.data_service else None
@@ -303,7 +303,7 @@ def _run_ranks(host: LaunchedHost, profile: JobProfile | None = None) -> None:
             if watch is not None:
                 _check_service(host, watch)
             if host.was_stopped:
-                stopped_s = min(stopped_s, time.monotonic())
+                stop_seen_s = min(stop_seen_s, time.monotonic())
             # Without this check, the ranks waited for the ranks of the other host until the grace was over, and the job
             # ended with HET-41.
             if _waits_for_missing_ranks(host):
@@ -321,9 +321,10 @@ def _run_ranks(host: LaunchedHost, profile: JobProfile | None = None) -> None:
             reported = {report.rank: report.failure for report in membership.own.ranks if report.failure}
         if status != 0:
             host.fail(ranks.cause(reported))
-        # A rank that reports a failure and ends with 0 has finished, but one of its stop callbacks has failed.
+        # A rank that reports a failure and ends with 0 has finished, but one of its stop callbacks has failed. The job
+        # fails only after the other ranks have saved. If the loop has seen no request to stop, the request is new.
         if reported:
-            _let_others_end(host, min(stopped_s, time.monotonic()))
+            _let_others_end(host, min(stop_seen_s, time.monotonic()))
             host.fail(next(iter(reported.values())))
     finally:
         ranks.kill()
@@ -369,6 +370,7 @@ def _waits_for_missing_ranks(host: LaunchedHost) -> bool:
     """
     with host.hub.membership() as membership:
         other_hosts = [status for status in membership.statuses(Role.TRAINER) if status.host != host.plan.name]
+        # A host that learned of the request before it had started ranks is DONE at once, without reports of ranks.
         is_without_ranks = any(status.state is HostState.DONE and not status.ranks for status in other_hosts)
         has_begun = any(report.steps_started for report in membership.own.ranks)
         return membership.stop_requested and is_without_ranks and not has_begun

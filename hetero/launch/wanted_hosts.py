@@ -153,6 +153,7 @@ def _wanted_number(before: Totals, now: Totals) -> float | None:
         wanted_batches_per_s += (steps - steps_before) / (compute_s - compute_before_s)
     # Batches per second that one slot computes if it is busy for the largest allowed share of its time.
     slot_batches_per_s = _MAX_BUSY * num_batches / busy_s
+    # Slots that together compute batches as fast as the ranks would take them.
     num_slots = needed_for_headspace(wanted_batches_per_s, slot_batches_per_s)
     # Trainer hosts have some of these slots. Data hosts must have the rest.
     return max(0.0, num_slots - now.trainer_slots) / now.slots_per_data_host

@@ -47,7 +47,8 @@ class Watchdog:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._lease_s = lease_s
-        self._status = status
+        self._status_if_stuck = status
+        """Returns the exit status of this process. Called when the main loop has stood still for too long."""
         self._exit_process = exit_process
         self._clock = clock
         self._main_id = threading.get_ident()
@@ -97,7 +98,7 @@ class Watchdog:
             self._is_dumped = True
             self._dump(f"the main loop of this launcher has stood still for {still_s:.0f} s")
         if still_s > 3 * self._lease_s:
-            self.expect_end(0.0, self._status())
+            self.expect_end(0.0, self._status_if_stuck())
 
     def _run(self) -> None:
         """Check the main loop about once per second.

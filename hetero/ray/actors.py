@@ -120,6 +120,7 @@ class Coordinator:
         try:
             folder = script_folder(order)
         except ConfigError as error:
+            # `start` returns this text to the driver.
             self._failure = str(error)
             return
         command = ["-m", "hetero.ray.coordinator", self._address, self._job_id, *order.flags]
@@ -221,6 +222,7 @@ class Coordinator:
         """Ask Ray for another data host. Does not wait for it."""
         order, number = self._order, self._num_made
         self._num_made += 1
+        # With -1, Ray starts the actor again whenever it is lost.
         options: dict[str, Any] = {"num_cpus": order.cpus_per_host, "max_restarts": -1, "max_concurrency": 4}
         # The first data hosts have bundles of the placement group. Ray places the other ones anywhere.
         if number < order.num_reserved:

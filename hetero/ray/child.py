@@ -72,7 +72,9 @@ class Child:
             "PYTHONUNBUFFERED": "1",
         }
         self._lines: deque[str] = deque(maxlen=_MAX_LINES)
+        """The last lines of standard error."""
         self._lock = threading.Lock()
+        """Held while the process is started or gets a signal."""
         self._process: subprocess.Popen[str] | None = None
         self._sent: set[signal.Signals] = set()
         """Signals that `stop` was called with. If it was called before the start, the process is not started."""

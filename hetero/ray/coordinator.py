@@ -92,12 +92,12 @@ class _Coordinator:
         self._timings = timings = Timings.from_options(options, os.environ)
         self._address = address
         self._wanted = WantedHosts()
-        self._interval_s = interval_s(os.environ)
-        self._next_estimate_s = time.monotonic() + self._interval_s
+        self._estimate_interval_s = interval_s(os.environ)
+        self._next_estimate_s = time.monotonic() + self._estimate_interval_s
         self._living = LivingRanks(timings.lease_s)
         self._hosts: list[str] = []
         """The data hosts that served at the last call of `_follow`."""
-        # This process has no ranks of its own to start, so it trains from the start.
+        # This process need not start ranks, so it is in the state TRAINING from the start.
         own_status = dataclasses.replace(first_status(address, options, None), state=HostState.TRAINING)
         group = InstanceGroup(name=_GROUP, instance_type="", hosts=(address,), role=Role.TRAINER)
         # For the data hosts, this process is the only trainer host. The workers of Ray Train are its ranks.
@@ -109,9 +109,11 @@ class _Coordinator:
             peers=(),
             token=token_from_environment(os.environ),
             job_id=job_id,
+            # The workers get all their batches from endpoints.
             remote=True,
             session_options=session_options(options, timings, data_service=options.data_service),
             heartbeat_s=timings.heartbeat_s,
+            # Ray Train chooses the number of workers, and may change it with a restart. So accept any rank.
             num_ranks=MAX_RANKS,
             admitter=Admitter(ClusterSpec(current_host=address, groups=(group,), source="Ray"), job_id),
         )
@@ -154,7 +156,7 @@ class _Coordinator:
         # Without ranks, there is nothing to estimate the demand from.
         if now_s < self._next_estimate_s or not own_status.ranks:
             return
-        self._next_estimate_s = now_s + self._interval_s
+        self._next_estimate_s = now_s + self._estimate_interval_s
         estimate = self._wanted.observe(totals_of([own_status], data_hosts, endpoints))
         log_metrics(progress_metrics([own_status], num_endpoints=len(endpoints), wanted=estimate))
         if estimate is not None:
@@ -180,6 +182,7 @@ def main(arguments: Sequence[str]) -> int:
         namespace.script_args = words[end + 1 :]
         options = config.resolve_options(namespace, os.environ, None)
         logs.setup_logging(group=_GROUP, host=address, role="coordinator", level=options.log_level)
+        # The hub has connections to all workers and data hosts.
         allow_descriptors()
         _Coordinator(options, address=address, job_id=job_id).run()
     except HeteroError as error:

@@ -77,7 +77,7 @@ class HeadWatch:
                 os._exit(self.exit_code)
 
     def loss(self) -> str:
-        """Ask the head whether it answers. Return why it counts as lost, or an empty text. Blocks for `CHECK_S`."""
+        """Ask the head whether it answers. Return why it counts as lost, or an empty text. Blocks up to `CHECK_S`."""
         now_s = self._clock()
         why = self._why_silent()
         if not why:

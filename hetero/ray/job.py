@@ -77,6 +77,7 @@ def run(options: LaunchOptions) -> int:
     ray = import_ray()
     with connected(ray) as head:
         with Job(ray, options, groups, roles) as job:
+            # From now on, a loss of the head does not change the exit code.
             head.exit_code = job.run()
         return head.exit_code
 
@@ -101,7 +102,7 @@ class _Host:
     exit_code: int | None = None
     """None until the host has ended or was lost."""
     could_not_report: bool = False
-    """Whether the host could not report why it ended, because it was lost or its launcher was killed."""
+    """Whether the host could not report why it ended, because it was lost or a signal killed its launcher."""
     is_leaving: bool = False
     """Whether a data host was asked to leave, because the job needs fewer."""
     is_to_be_replaced: bool = False
@@ -127,8 +128,7 @@ class Job:
         self._ray = ray
         self._actors = ray.remote(JobHost)
         self._options = options
-        # Another job may have a launcher on the same node. So instead of the default port, which all jobs have, this
-        # job takes a random one.
+        # Take a random port, because another job may have a launcher with the default port on the same node.
         has_default_port = options.port == LaunchOptions(script=options.script).port
         self._port = secrets.choice(_PORTS) if has_default_port else options.port
         self._groups = groups
@@ -146,6 +146,7 @@ class Job:
         self._paused_until_s = 0.0
         """Time until which no data host is added, in monotonic seconds."""
         self._elastic = next((group for group in groups if group.max_hosts > group.stated.count), None)
+        """The group whose number of hosts may change, or None."""
         if self._elastic is not None:
             self._scaler = Scaler(Bounds(min_hosts=self._elastic.stated.count, max_hosts=self._elastic.max_hosts))
         self._placement: Any = None
@@ -183,7 +184,7 @@ class Job:
         # end with the code of a process that SIGTERM has ended.
         if not (self._place() and self._find_addresses()):
             codes = (host.exit_code for host in self._hosts if host.exit_code is not None)
-            return self._of_stop(next(codes, 128 + signal.SIGTERM))
+            return self._code_of_command(next(codes, 128 + signal.SIGTERM))
         cluster = {
             "instance_groups": [
                 group_document(
@@ -192,6 +193,7 @@ class Job:
                 for group in self._groups
             ]
         }
+        # The actor of each host puts the folder of its files in place of ``{folder}``.
         for host in self._hosts:
             self._start(host, self._order(host, ["--cluster-file", "{folder}/cluster.json"], cluster))
         return self._follow()
@@ -203,7 +205,7 @@ class Job:
             count = group.stated.count
             self._bundles[group.stated.name] = list(range(len(bundles), len(bundles) + count))
             bundles += [bundle_of(group)] * count
-        # One launcher per node, because all launchers of a description use the same port.
+        # One launcher per node, because all launchers that start with the job listen on the same port, `_port`.
         self._placement = self._ray.util.placement_group(bundles, strategy="STRICT_SPREAD")
         needed = f"{len(bundles)} different nodes, with {', '.join(group.stated.text for group in self._groups)}"
         timeout_s = self._options.start_timeout_s
@@ -303,27 +305,27 @@ class Job:
     def _follow(self) -> int:
         """Wait for the launchers of the trainers, and let the number of data hosts follow the demand."""
         self._ask_for_demand(0)
-        stop_at_s: float | None = None
+        give_up_at_s: float | None = None
         while any(host.exit_code is None for host in self._trainers):
             # This call waits for any answer: the end of a host, the next estimate, or the place of an added host.
             ready, _ = self._ray.wait(list(self._pending), timeout=POLL_S)
             for reference in ready:
                 self._pending.pop(reference)(reference)
-            if self._num_signals and stop_at_s is None:
-                stop_at_s = time.monotonic() + _STOP_S
+            if self._num_signals and give_up_at_s is None:
+                give_up_at_s = time.monotonic() + _STOP_S
                 say("asked to stop: asking every launcher to stop")
                 for host in self._hosts:
                     if host.is_started and host.exit_code is None:
                         host.actor.stop.remote()
-            if stop_at_s is not None and (time.monotonic() > stop_at_s or self._num_signals > 1):
+            if give_up_at_s is not None and (time.monotonic() > give_up_at_s or self._num_signals > 1):
                 why = "a second signal" if self._num_signals > 1 else "the launchers did not end in time"
                 say(f"{why}: ending the launchers")
                 return int(ExitCode.SHUTDOWN_OVERRAN)
             self._replace_lost()
         self._fetch_results()
-        return self._of_stop(self._exit_code())
+        return self._code_of_command(self._exit_code())
 
-    def _of_stop(self, code: int) -> int:
+    def _code_of_command(self, code: int) -> int:
         """Return the exit code of the command. With ``--sigterm-ok``, a job that was asked to stop has succeeded."""
         return 0 if self._options.sigterm_ok and code == 128 + signal.SIGTERM else code
 
@@ -341,6 +343,7 @@ class Job:
             self._record_loss(host, error)
         else:
             say(f"the launcher of {host.name} ended with {code}")
+            # A code below 0 is minus the number of the signal that killed the launcher. Shells show 128 plus it.
             host.exit_code = code if code >= 0 else 128 - code
             host.could_not_report = code < 0
         if host.role is Role.DATA:
@@ -396,7 +399,7 @@ class Job:
     def _exit_code(self) -> int:
         """Return the code of the first trainer host that failed, or 0.
 
-        All launchers of a job end with the code of the root cause. A host that was lost has no such code, so the code
+        All launchers of a job end with the code of the root cause. A host that was lost lacks this code, so the code
         of its loss counts only if all trainer hosts were lost.
         """
         reported = [host.exit_code for host in self._trainers if not host.could_not_report]

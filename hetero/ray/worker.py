@@ -55,9 +55,10 @@ def connect(order: ServiceOrder, call: Callable[[str], Any]) -> None:
         # This process is connected to the same service already.
         if _connected is not None and _connected[0] == admission["job_id"] and sessions.current() is _connected[1]:
             return
-        # A session that no earlier call has opened is the session of a rank of `hetero launch`.
-        has_other_session = sessions.current() is not None and _connected is None
-        if os.environ.get(LAUNCHER_VARIABLE) or has_other_session:
+        # Either an earlier call of this function or `hetero launch` has opened the session of this process. Without an
+        # earlier call, it was `hetero launch`.
+        has_session_of_launch = sessions.current() is not None and _connected is None
+        if os.environ.get(LAUNCHER_VARIABLE) or has_session_of_launch:
             raise ConfigError("hetero launch has started this process; expected a worker that Ray Train has started")
         _register_datasets(order)
         logs.setup_logging_of_script()
@@ -93,6 +94,7 @@ def _rank_and_world_size() -> tuple[int, int]:
 
 def _open_session(admission: Admission, rank: int, world_size: int) -> RankSession:
     """Connect to the hub as a rank, and return the session."""
+    # A session reads the token from a file. This file is in anonymous memory, so the token is never on a disk.
     descriptor, token_path = token_memfd(Token(admission["token"]))
     try:
         session = sessions.connect(
@@ -131,6 +133,7 @@ def _watch(call: Callable[[str], Any], session: RankSession) -> None:
         except Exception as unexpected:  # noqa: BLE001 - Ray raises various errors while this process ends
             logger.debug("no longer following the data service: %r", unexpected)
             return
+        # The fleet has the connections of this process to all endpoints. When it fails, all loaders raise the error.
         fleet = fleet_for(session)
         with fleet.lock:
             fleet.fail(error)
@@ -140,10 +143,10 @@ def _watch(call: Callable[[str], Any], session: RankSession) -> None:
 def _register_datasets(order: ServiceOrder) -> None:
     """Import the script, unless a module of this process is the script and has registered data sets.
 
-    In a batch, the classes that the script defines have no module name, because endpoints run the script under another
-    name. `set_script_module` says which module of this process has these classes. `load_script` does this too.
+    Endpoints run the script under another name. Therefore batches name the classes that the script defines without a
+    module. `set_script_module` says which module of this process has these classes. `load_script` calls it too.
 
-    ``sys.path`` and ``sys.argv`` of the worker stay, except for entries that the script needs for its later imports.
+    ``sys.argv`` of the worker stays as it is. ``sys.path`` only gets the folder of the script, for later imports.
     """
     from hetero.ray.actors import script_folder
 
@@ -161,14 +164,15 @@ def _register_datasets(order: ServiceOrder) -> None:
     path = (Path(folder) / order.script).resolve()
     # The place of a data set is FILE:LINE. If the script has registered one, this process has run the script already.
     if any(get_factory(name).place.rpartition(":")[0] == str(path) for name in registered()):
-        # Copy the items, because another thread may import a module meanwhile.
+        # Without a call of `set_script_module`, the classes are looked for in ``__main__``. Copy the items, because
+        # another thread may import a module meanwhile.
         for name, module in list(sys.modules.items()):
             if name != "__main__" and Path(getattr(module, "__file__", None) or "/").resolve() == path:
                 set_script_module(name)
         return
     arguments, search_path = list(sys.argv), list(sys.path)
-    # `load_script` replaces the first entry of the search path by the script's folder. Ray's first entry must stay, so
-    # give `load_script` another one to replace.
+    # `load_script` overwrites the first entry of the search path with the script's folder. Ray's first entry must stay,
+    # so put an empty entry before it, which `load_script` then overwrites.
     sys.path.insert(0, "")
     try:
         load_script(str(path), order.script_args, host="a worker of Ray Train")

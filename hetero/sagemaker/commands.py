@@ -40,6 +40,7 @@ def simulate(namespace: argparse.Namespace, *, data: Mapping[str, Path], vcpus: 
             "a request has groups, script and options; remove --group, SCRIPT, its arguments and --config"
         )
     request = read_request(namespace.request)
+    # The request states the script and its arguments. `run_request` gets the output folder as an argument.
     names = {field.name for field in dataclasses.fields(config.LaunchOptions)} - {"output_dir", "script", "script_args"}
     # The launch options that the command line states. The parser sets options that are not given to None or an empty
     # list.

@@ -145,7 +145,7 @@ def record(estimator: Any, inputs: Any = None, *, job_name: str | None = None) -
 
 
 def _fit(estimator: Any, inputs: Any, session: Any, job_name: str | None) -> None:
-    """Call ``fit`` of a copy of the estimator, so that the SDK makes its request for the recording session."""
+    """Call ``fit`` of a copy of the estimator. The SDK then sends its request to the recording session."""
     estimator_copy = copy_of(estimator)
     estimator_copy.sagemaker_session = session
     with contextlib.suppress(_Recorded):
@@ -153,7 +153,7 @@ def _fit(estimator: Any, inputs: Any, session: Any, job_name: str | None) -> Non
 
 
 def _train(trainer: Any, inputs: Any, session: Any, local_data: dict[str, Path]) -> None:
-    """Call ``train`` of a copy of the trainer, so that the SDK makes its request for the recording session.
+    """Call ``train`` of a copy of the trainer. The SDK then sends its request to the recording session.
 
     Args:
         trainer: The trainer. It does not change.
@@ -188,7 +188,7 @@ def _session(answers: _Answers, region: str, original: Any) -> Any:
         raise ConfigError(
             "no SageMaker SDK is installed; pip install 'sagemaker>=2.257,<3', or 'sagemaker>=3.18,<4' for version 3"
         ) from None
-    # Try version 3 first, because it warns about names that only version 2 has.
+    # Try the module of version 3 first. If version 3 is installed, an import of the module of version 2 logs a warning.
     try:
         from sagemaker.core.helper.session_helper import Session
     except ModuleNotFoundError:
@@ -196,7 +196,8 @@ def _session(answers: _Answers, region: str, original: Any) -> Any:
     boto_session = boto3.Session(aws_access_key_id="none", aws_secret_access_key="none", region_name=region)
     # botocore validates a call before this event, so a malformed request fails here too.
     boto_session.events.register("before-call", answers)
-    # Take over the settings of the user's session that change requests: its default bucket and the SDK's defaults.
+    # Take over the settings of the user's session that change requests: its default bucket and the SDK's defaults. A
+    # session has its bucket in the first attribute only after the first use. Before that, the second attribute has it.
     arguments = {
         "default_bucket": getattr(original, "_default_bucket", None)
         or getattr(original, "_default_bucket_name_override", None),
@@ -249,9 +250,13 @@ class _Answers:
     def __init__(self, *, takes_request: bool = True) -> None:
         self._takes_request = takes_request
         self.request: dict[str, Any] | None = None
+        """The recorded request. None before it."""
         self.objects: dict[str, bytes] = {}
+        """Uploaded objects: S3 URI -> content."""
         self._parts: dict[str, dict[int, bytes]] = {}
+        """Parts of uploads in progress, by S3 URI and number of the part."""
         self._num_bytes = 0
+        """Bytes of all uploads so far."""
 
     def __call__(
         self, *, event_name: str, params: Mapping[str, Any], **_: object
@@ -280,6 +285,7 @@ class _Answers:
         elif operation == "CompleteMultipartUpload":
             parts = self._parts.pop(uri)
             self.objects[uri] = b"".join(parts[number] for number in sorted(parts))
+        # This answer has what the SDK reads of any operation.
         return {"Buckets": [], "ETag": '"none"', "UploadId": "none", "ResponseMetadata": {"HTTPStatusCode": 200}}
 
     def _content(self, body: Any) -> bytes:

@@ -185,15 +185,16 @@ class _Request:
     environment: dict[str, str] = field(default_factory=dict, metadata=_ANY_LENGTH)
 
 
-def _spelled(name: str) -> str:
+def _api_name(name: str) -> str:
     """Return the name of a member in the service's API."""
     return {"name": "InstanceGroupName", "count": "InstanceCount"}.get(name) or camel_case(name)
 
 
 def _decode(cls: type[_T], value: object, source: str, path: str = "") -> _T:
     """Return a part of a request as a record. Raise `ConfigError` with advice if the part is malformed."""
+    # A request has the names of the service's API, and may have members that hetero does not read (`is_foreign`).
     try:
-        return decode(cls, value, path=path, spelling=_spelled, is_foreign=True)
+        return decode(cls, value, path=path, spelling=_api_name, is_foreign=True)
     except ConfigError as error:
         advice = "pass the arguments of create_training_job, or the output of describe-training-job"
         raise ConfigError(f"{source}: {error}\n  to do: {advice}") from error

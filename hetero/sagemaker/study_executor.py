@@ -116,6 +116,7 @@ class EstimatorExecutor:
         """Jobs that the service was asked to stop."""
         self._is_stopped = threading.Event()
         self._prices: dict[str, float | None] = {}
+        """Hourly price of each run in USD, None if a price is unknown. By id of the run."""
         self._billed_since: dict[str, dt.datetime] = {}
         """When the job of each run got its hosts. Jobs that wait for hosts are missing."""
 
@@ -146,6 +147,7 @@ class EstimatorExecutor:
                 self._billed_since[run.run_id] = description["TrainingStartTime"]
 
         self._billed_since.pop(run.run_id, None)
+        # `job` changes with each attempt. `job.may_run` says whether a job may run now, and cost money.
         job = _Job(name=noted_job(folder, digest_of(run)))
         try:
             # Follow the job of an earlier start, if there is one.
@@ -157,8 +159,9 @@ class EstimatorExecutor:
                 # If the job ended without instances, submit it again. A study that was killed while its job waited once
                 # recorded CapacityError as the result of the run.
                 job.may_run = not _lacked_instances(description)
+            # An earlier job is missing, or it got no instances.
             if not job.may_run:
-                # This sets `job.name` and `job.may_run` for each attempt, and returns when a job has its instances.
+                # This changes `job.name` and `job.may_run` in each attempt, and returns when a job has its instances.
                 self._submit(run, made, folder, job)
                 self._enter(job.name, client)
                 description = follow(client, job.name, sleep=self._sleep_s, on_description=note_start)
@@ -245,12 +248,15 @@ class EstimatorExecutor:
             self._enter(job_name, made.estimator.sagemaker_session.sagemaker_client)
 
         def wait(seconds: float) -> None:
-            """Wait for `submit`. Raise `_StoppedError` if the study was asked to stop and no job may run."""
-            # `submit` waits a few seconds between two looks at a job, and at least FIRST_WAIT_S before the next
-            # attempt. Before the next attempt, the last job has ended without instances.
+            """Wait for `submit`. Raise `_StoppedError` if the study was asked to stop and no job may run.
+
+            `submit` waits in two places. It waits a few seconds before it asks again for the state of a job. After a
+            job has ended without instances, it waits at least FIRST_WAIT_S before the next attempt.
+            """
+            # This is the wait before the next attempt, so no job runs.
             if seconds >= FIRST_WAIT_S:
                 job.may_run = False
-            # A job that may run is stopped by `stop`, and `submit` then notices its end.
+            # If a job may run, `stop` asks the service to stop it, and `submit` then notices its end.
             if self._is_stopped.is_set() and not job.may_run:
                 raise _StoppedError("the study was asked to stop before the job had instances")
             self._sleep_s(seconds)
@@ -410,14 +416,16 @@ def _phases(description: Mapping[str, Any]) -> dict[str, float]:
         if isinstance(began, dt.datetime) and isinstance(ended, dt.datetime):
             name = str(each.get("Status", "")).lower()[:60]
             found[name] = found.get(name, 0.0) + max(0.0, (ended - began).total_seconds())
+    # The service also lists the final state of a job, which is not a phase.
     return {name: seconds for name, seconds in found.items() if name not in ("completed", "failed", "stopped")}
 
 
 def _final_metrics(description: Mapping[str, Any], began: object) -> list[LoggedMetric]:
     """Return the last value of each metric that the service read from the logs, except hetero's own figures.
 
-    The time of a value is the time of its last log line, in seconds since the start of the job. Its wall-clock time
-    stays unknown. A study would take that for the time when the metric reached the value, which may have been earlier.
+    The time of a value is the time of its last log line, in seconds since the start of the job. The value gets no
+    wall-clock time, because a study would read it as the time when the metric first reached the value. The service does
+    not state that time.
     """
     found = []
     for each in description.get("FinalMetricDataList", ()):

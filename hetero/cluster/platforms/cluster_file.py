@@ -20,7 +20,7 @@ class ClusterFile(PlatformWrapper):
     """A platform that takes only its list of hosts from a file. Everything else comes from another platform.
 
     Args:
-        below: The other platform, which runs the processes.
+        own_platform: The other platform, which runs the processes.
         path: The file, in the schema of ``resourceconfig.json``. It may leave out ``current_host`` and
             ``instance_type``.
     """
@@ -28,8 +28,8 @@ class ClusterFile(PlatformWrapper):
     name = "cluster file"
     may_change = True
 
-    def __init__(self, below: Platform, path: str) -> None:
-        super().__init__(below)
+    def __init__(self, own_platform: Platform, path: str) -> None:
+        super().__init__(own_platform)
         self._path = path
 
     def describe(self) -> ClusterDescription:

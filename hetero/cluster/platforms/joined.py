@@ -17,7 +17,7 @@ class Joined(PlatformWrapper):
     """A platform that takes its cluster and the id of the job from a job that is running.
 
     Args:
-        below: The platform that runs this process.
+        own_platform: The platform that runs this process.
         document: The description of the cluster, with this host as the current host.
         source: The trainer host that described it, for messages.
         roles: ``GROUP=ROLE`` for each group.
@@ -29,7 +29,7 @@ class Joined(PlatformWrapper):
 
     def __init__(
         self,
-        below: Platform,
+        own_platform: Platform,
         document: Mapping[str, object],
         *,
         source: str,
@@ -38,7 +38,7 @@ class Joined(PlatformWrapper):
         own_address: str,
     ) -> None:
         # `Platform.job_id` prefers this variable to the name that the platform of this host gives to its own job.
-        super().__init__(below, {**below.environ, "HETERO_JOB_ID": job})
+        super().__init__(own_platform, {**own_platform.environ, "HETERO_JOB_ID": job})
         self._description = ClusterDescription(document=document, source=source, roles=roles)
         self.own_address = own_address
 

@@ -282,16 +282,16 @@ class PlatformWrapper(Platform):
     """A platform that takes only the description of the cluster from somewhere else.
 
     Args:
-        below: The platform that runs this process.
-        environ: Environment that replaces the environment of the platform below. None keeps that environment.
+        own_platform: The platform that runs this process.
+        environ: Environment that replaces the environment of that platform. None keeps that environment.
     """
 
-    def __init__(self, below: Platform, environ: Mapping[str, str] | None = None) -> None:
-        super().__init__(below.environ if environ is None else environ)
-        self._below = below
-        self.stripped = below.stripped
-        self.stop_signals = below.stop_signals
-        self.kill_after_s = below.kill_after_s
+    def __init__(self, own_platform: Platform, environ: Mapping[str, str] | None = None) -> None:
+        super().__init__(own_platform.environ if environ is None else environ)
+        self._own_platform = own_platform
+        self.stripped = own_platform.stripped
+        self.stop_signals = own_platform.stop_signals
+        self.kill_after_s = own_platform.kill_after_s
 
     def is_here(self) -> bool:
         """Return True, because the user or the job has named the description."""
@@ -299,21 +299,21 @@ class PlatformWrapper(Platform):
 
     @property
     def folders(self) -> Folders:
-        """The folders of the platform below."""
-        return self._below.folders
+        """The folders of the platform that runs this process."""
+        return self._own_platform.folders
 
     def job_name(self) -> str:
-        """Return the job's name on the platform below."""
-        return self._below.job_name()
+        """Return the job's name on the platform that runs this process."""
+        return self._own_platform.job_name()
 
     def parameters(self) -> JobParameters | None:
-        """Return the parameters of the platform below."""
-        return self._below.parameters()
+        """Return the parameters of the platform that runs this process."""
+        return self._own_platform.parameters()
 
     def num_gpus(self) -> int | None:
-        """Return the number of accelerators that the platform below states."""
-        return self._below.num_gpus()
+        """Return the number of accelerators that the platform of this process states."""
+        return self._own_platform.num_gpus()
 
     def own_variables(self, cluster: ClusterSpec) -> dict[str, str]:
-        """Return the variables of the platform below."""
-        return self._below.own_variables(cluster)
+        """Return the variables of the platform that runs this process."""
+        return self._own_platform.own_variables(cluster)

@@ -71,13 +71,14 @@ class Slurm(Platform):
     def describe(self) -> ClusterDescription:
         """Return the groups of the job and this node's name."""
         self._check_step()
-        components = self._components() or [self._node_list(self._own_list)]
+        components = self._components() or [self._node_list(self._node_list_variable)]
         stated = stated_groups(self.environ)
         if len(components) > 1:
             groups = self._of_components(components, stated)
         else:
             groups = self._divided(components[0], stated)
-        # Do not use SLURM_NODEID, because it counts over all components under one srun.
+        # Identify this node by its name. SLURM_NODEID is its number among the nodes of srun, which may be the nodes of
+        # all components or of one.
         own_node = self.environ.get("SLURMD_NODENAME", "")
         if not own_node:
             raise self._error("SLURMD_NODENAME is not set", "the name of this node", "start the launcher with srun")
@@ -121,7 +122,7 @@ class Slurm(Platform):
         return int(stated) if stated.isascii() and stated.isdigit() else None
 
     @property
-    def _own_list(self) -> str:
+    def _node_list_variable(self) -> str:
         """Variable with the nodes of this step, which may have fewer nodes than the job."""
         # A step smaller than its allocation once waited 900 s for nodes outside of it.
         return "SLURM_STEP_NODELIST" if self.environ.get("SLURM_STEP_NODELIST") else "SLURM_JOB_NODELIST"
@@ -233,14 +234,14 @@ class Slurm(Platform):
         return f"CPU:{int(cpus[1])}" if cpus else ""
 
     def _divided(self, nodes: Sequence[str], stated: Sequence[StatedGroup]) -> list[dict[str, object]]:
-        """Return the groups of a job with one component."""
+        """Return the groups of a job with one component. If none are stated, all nodes are one group, which trains."""
         if not stated:
             gpus = self.num_gpus()
             return [group_document("trainer", f"GPU:{gpus}" if gpus else "", nodes)]
         total = sum(group.count for group in stated)
         if total != len(nodes):
             raise self._error(
-                f"{GROUPS_VARIABLE} has {total} hosts, and {self._own_list} has {len(nodes)} nodes",
+                f"{GROUPS_VARIABLE} has {total} hosts, and {self._node_list_variable} has {len(nodes)} nodes",
                 "groups that have all nodes together",
                 f"correct {GROUPS_VARIABLE}, or the --nodes of srun or of the job",
             )
@@ -341,7 +342,7 @@ def _parts(text: str) -> Iterator[str]:
     """Yield the parts between the commas that are outside of brackets."""
     depth = begin = 0
     for at, character in enumerate(text):
-        # Node lists have no brackets inside of brackets.
+        # Node lists never have brackets inside of brackets.
         depth += {"[": 1, "]": -1}.get(character, 0)
         if depth not in (0, 1):
             raise ValueError(f"the brackets of {text!r:.60} do not match")

@@ -1,9 +1,9 @@
 """Vertex AI custom training, whose worker pools are the groups. `hetero render vertex` makes the job.
 
 ``CLUSTER_SPEC`` has the hosts of all pools, this host's pool and index, and the job as JSON inside of a string. Pool 0
-has one replica, and its end is the end of the job. So the first host that trains is pool 0, the other hosts that train
-are pool 1, and at most two groups of data hosts are pools 2 and 3. Vertex AI does not document which ports are open
-between replicas.
+has one replica, and its end is the end of the job. So the first host that trains is pool 0, and the other hosts that
+train are pool 1. Data hosts are pool 2. A second group of data hosts is pool 3. Vertex AI does not document which ports
+are open between replicas.
 """
 
 from __future__ import annotations
@@ -220,6 +220,7 @@ def _pool(request: RenderRequest, group: StatedGroup, count: int, token: str, co
         ConfigError: If the type of the group is not a machine type of Google Cloud.
     """
     found = _MACHINE.fullmatch(group.instance_type)
+    # Vertex AI needs the name of the accelerator. ``GPU:4`` states only a number.
     if found is None or found["kind"] == "GPU":
         raise ConfigError(
             f"--group {group.text}: expected a machine type such as n2-highcpu-32 or a2-highgpu-1g, or with "

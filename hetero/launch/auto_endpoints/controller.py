@@ -79,11 +79,13 @@ class Controller:
         self._num_hosts = num_hosts
         self._world_size = world_size
         self._slots_per_endpoint = slots_per_endpoint
+        # `observe` replaces these conditions before they count. Each endpoint has slots: the batches that it computes
+        # at the same time.
         self._now = Conditions(num_used=0, num_running=0, num_slots=1)
         self._begin_search()
 
     def _begin_search(self) -> None:
-        """Forget the last search, and begin with a measurement without endpoints."""
+        """Forget the last search, and begin to measure without endpoints. The caller has set `endpoints` to 0."""
         # Steps before this search.
         self._first_step = self.num_steps
         # Measured steps with endpoints.
@@ -237,6 +239,8 @@ class Controller:
         # share has a lower bound, because steps that only wait would need infinitely many slots.
         share_without_wait = max(1 - window.wait_share, _MATTERS)
         missing_slots = self._now.num_slots / share_without_wait - self._now.num_slots
+        # `_MARGIN` is needed because CPUs of trainer hosts may be slower, and a supply that just suffices is late at
+        # times.
         missing_per_host = missing_slots / self._num_hosts / self._slots_per_endpoint
         return self._if_new(min(self._best_number + math.ceil(_MARGIN * missing_per_host), self._max_endpoints))
 

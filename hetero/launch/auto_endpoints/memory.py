@@ -102,7 +102,8 @@ def limit_of_this_host(
 
     Args:
         running: Endpoints that this host runs.
-        used_pids: Processes of endpoints that have built their data set.
+        used_pids: Processes of the endpoints that ranks use. Other endpoints lack the data set, so they use less
+            memory than they will need.
         data_hosts: Statuses of the data hosts.
         free_and_total_bytes: Returns the free memory and the whole memory of this host.
         private_bytes: Returns the private memory of a process, None if it is not known.

@@ -54,6 +54,7 @@ class TrainerEndpoints:
         """The first decisions, on the first trainer host, for the report. One line each."""
         self._pool = pool
         self._leader = trainer_hosts[0]
+        """The trainer host that decides for all trainer hosts."""
         self._is_leader = host == self._leader
         self._max_endpoints = max_endpoints
         self._publish = publish
@@ -63,6 +64,7 @@ class TrainerEndpoints:
         self._followed = 0
         """The last number that the first trainer host decided on, on the other trainer hosts."""
         self._generation = 0
+        """Number of restarts of the trainer group before the ranks whose steps are counted now."""
         self._steps = JoinedSteps(num_ranks)
         self._loader = ""
         """The loader whose steps the controller has observed. Empty before the first step."""

@@ -75,7 +75,8 @@ class Torch:
             "TORCHELASTIC_RUN_ID": "none",
             # The store is in rank 0. With "True", torch would look for it in an agent on the first host.
             "TORCHELASTIC_USE_AGENT_STORE": "False",
-            # NCCL_ASYNC_ERROR_HANDLING, the name of torch 2.1, is not set, because newer versions warn of it.
+            # As under torchrun, this variable is 1 unless the user has set it. torch 2.1 reads
+            # NCCL_ASYNC_ERROR_HANDLING instead, which is not set here, because newer versions warn of it.
             _NCCL_VARIABLE: environ.get(_NCCL_VARIABLE, "1"),
         }
 

@@ -76,12 +76,13 @@ class LocalLeader:
         # Under torchrun, the process with local rank 0 leads and does not follow. Under mpirun, its child leads, and
         # the process itself follows and connects.
         self.ranks: dict[int, int] = {} if parent.gives_ranks else {parent.local_rank: parent.rank}
-        """Ranks of the processes of this host that have connected or need not connect, by local rank."""
+        """Ranks of this host by local rank: those of the followers that have connected and, under torchrun, the rank of
+        the leader itself."""
         self.ended: dict[int, int] = {}
         """Exit statuses of the ranks that have ended, by local rank, in order of time."""
         self.lost: set[int] = set()
         """Local ranks of followers that disconnected before they reported the end of their ranks. Their exit status in
-        ``ended`` is SIGTERM, because supervisors end their processes with this signal."""
+        ``ended`` is SIGTERM, because mpirun and torchrun end their processes with this signal."""
         self._ignores_stops = False
         """Whether requests of followers to stop are ignored, because one was passed on or this process ends."""
         self._connections: dict[int, _Connection] = {}
@@ -213,7 +214,7 @@ class Follower:
         stopped_code: int = 128 + signal.SIGTERM,
         leader_pid: int | None = None,
     ) -> None:
-        self._place = parent
+        self._parent = parent
         self._name = name
         self._command = command
         self._variables = variables
@@ -231,6 +232,7 @@ class Follower:
     def run(self) -> int | None:
         """Execute the leader's requests. Return the leader's exit code, or None if the leader was lost or not found."""
         with contextlib.ExitStack() as stack:
+            # `signal.signal` returns the handler before, which the stack restores at the end.
             for number in (signal.SIGTERM, signal.SIGINT):
                 stack.callback(signal.signal, number, signal.signal(number, self._on_signal))
             adopt_descendants()
@@ -242,7 +244,7 @@ class Follower:
             if connection is None:
                 return self._stopped_code if self._num_signals else None
             stack.callback(connection.close)
-            connection.write({"local_rank": self._place.local_rank, "rank": self._place.rank})
+            connection.write({"local_rank": self._parent.local_rank, "rank": self._parent.rank})
             while True:
                 connection.wait(SHORT_POLL_S)
                 for message in connection.read():

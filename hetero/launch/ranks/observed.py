@@ -60,15 +60,18 @@ class _TimedImports:
 
     def __init__(self, original: Callable[..., Any]) -> None:
         self.original = original
+        """Python's own import function."""
         self.total_s = 0.0
-        self._main = threading.get_ident()
+        """Seconds of all outermost imports so far."""
+        self._main_thread_id = threading.get_ident()
         self._is_inside = False
+        """Whether an outermost import is in progress."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Do an import of the script with Python's own function, and add its time to `total_s`."""
         # Measure only outermost imports, because their time includes imports inside of them. Imports of other threads
         # do not delay the script.
-        if self._is_inside or threading.get_ident() != self._main:
+        if self._is_inside or threading.get_ident() != self._main_thread_id:
             return self.original(*args, **kwargs)
         self._is_inside = True
         began_s = time.perf_counter()

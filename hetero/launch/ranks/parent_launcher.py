@@ -62,13 +62,15 @@ def find_parent(environ: Mapping[str, str]) -> ParentLauncher | None:
         ConfigError: If the launcher's environment variables contradict each other.
     """
     if "OMPI_COMM_WORLD_LOCAL_RANK" in environ:
+        # Newer and older versions of Open MPI name the run by different variables.
         run = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid", "")
         names = ("COMM_WORLD_RANK", "COMM_WORLD_SIZE", "COMM_WORLD_LOCAL_RANK", "COMM_WORLD_LOCAL_SIZE")
-        return _place("mpirun", run, environ, tuple(f"OMPI_{name}" for name in names))
+        return _parent_of("mpirun", run, environ, tuple(f"OMPI_{name}" for name in names))
     if "TORCHELASTIC_RUN_ID" in environ and "LOCAL_RANK" in environ:
+        # The id of a run is "none" by default, so the run is identified by all of these values together.
         parts = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
         run = " ".join(environ.get(name, "") for name in parts)
-        return _place("torchrun", run, environ, ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+        return _parent_of("torchrun", run, environ, ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
     return None
 
 
@@ -92,7 +94,7 @@ def _is_of_one_process(name: str, parent: ParentLauncher) -> bool:
     return name in _TORCH_NAMES or name.startswith("TORCHELASTIC_")
 
 
-def _place(name: str, run: str, environ: Mapping[str, str], variables: tuple[str, ...]) -> ParentLauncher:
+def _parent_of(name: str, run: str, environ: Mapping[str, str], variables: tuple[str, ...]) -> ParentLauncher:
     """Return the parent launcher with the ranks and counts that four environment variables state.
 
     Raises:

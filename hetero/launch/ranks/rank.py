@@ -57,8 +57,8 @@ def main(arguments: Sequence[str]) -> int:
         arguments: The script, or ``-m`` and a module, then the script's arguments.
     """
     die_with_parent(int(os.environ.pop(PARENT_VARIABLE)))
-    # Call this before there are threads. If it is called later, each thread has a separate memory arena, and the kernel
-    # then needed 92 us to clear pages for each sample of video.
+    # Call this before there are threads. A thread that starts earlier gets a separate memory arena. With such arenas,
+    # the kernel needed 92 us to clear pages for each sample of video.
     keep_freed_memory()
     _redirect_output()
     # Ignore SIGTERM, which the platform may send to every process when it stops the job. The launcher acts on that
@@ -75,10 +75,11 @@ def main(arguments: Sequence[str]) -> int:
         logger.error("%s", error)
         return int(error.exit_code)
     if session is not None:
-        # A request to stop then ends this process even if the script begins no further step.
+        # Usually a rank ends at its next step after a request to stop. From now on, it ends without a further step too.
         session.take_late_stops()
     failure = _run(list(arguments))
-    # Close the ledger here, because `os._exit` below runs no exit handlers.
+    # Close the ledger here, because `os._exit` below runs no exit handlers. The ledger is the audit's record of the
+    # delivered batches.
     ledger.close_current()
     if session is not None:
         if failure is not None:
@@ -153,11 +154,12 @@ def _hidden_in(error: BaseException) -> HeteroError | None:
 
 
 def _stop() -> _Failure | None:
-    """End the session as a loader does when the job must stop, and return a failure or None."""
+    """End the session as a loader does when the job must stop. Return a failure if a stop callback fails, else None."""
     from hetero.control.rank import session as sessions
 
     session = sessions.current()
     assert session is not None
+    # `end` always raises SystemExit.
     try:
         session.end()
     except SystemExit as error:
@@ -170,8 +172,8 @@ def is_consequence(error: BaseException) -> bool:
     text = str(error)
     from_gloo = "gloo" in text and ("closed by peer" in text or "reset by peer" in text)
     from_tensorflow = "OpError" in names and any(words in text.lower() for words in _OF_OTHER_RANKS)
-    # A DistNetworkError means that the TCPStore of rank 0 was lost, so rank 0 has failed. The exception is rank 0
-    # itself, if its port is in use.
+    # In other ranks, a DistNetworkError means that the TCPStore of rank 0 was lost, so rank 0 has failed. Rank 0 itself
+    # gets this error with "failed to listen" if its port is in use. That is not a consequence of another failure.
     from_torch = "DistBackendError" in names or ("DistNetworkError" in names and "failed to listen" not in text)
     return from_torch or from_gloo or from_tensorflow
 

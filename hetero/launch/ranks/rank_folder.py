@@ -61,6 +61,8 @@ class RankFolder:
             reported: The causes that ranks reported before they ended, by rank.
         """
         rank, exit_status = first_to_fail(failures, reported)
+        # A crash counts more than the rank's own report, because a process that crashes cannot report the crash. Its
+        # earlier report says something else.
         if rank in reported and not is_crash(exit_status):
             return reported[rank]
         return self.describe(f"rank {rank}", exit_status)
@@ -89,12 +91,12 @@ def first_to_fail(failures: Sequence[tuple[int, int]], reported: Mapping[int, Ca
 
     Failures are preferred in this order:
 
-    - The rank crashed.
-    - The rank exited by itself with an error status, without a report.
-    - The rank reported its exception.
-    - A signal ended the rank, and failures of other ranks may have caused that signal.
-    - The rank reported an exception that is a consequence of another rank's failure.
-    - The rank ended by the end signal without a report. The agent sends this signal after the failure of another rank.
+    - 0: The rank crashed.
+    - 1: The rank exited by itself with an error status, without a report.
+    - 2: The rank reported its exception.
+    - 3: A signal ended the rank, and failures of other ranks may have caused that signal.
+    - 4: The rank reported an exception that is a consequence of another rank's failure.
+    - 5: The rank ended by the end signal without a report. The agent sends this signal after another rank's failure.
 
     Args:
         failures: (rank, exit status) in order of time, at least one.
@@ -102,7 +104,10 @@ def first_to_fail(failures: Sequence[tuple[int, int]], reported: Mapping[int, Ca
     """
 
     def place(failure: tuple[int, int]) -> int:
-        """Return the place of a failure in the order above, from 0."""
+        """Return the number of a failure's kind in the list of `first_to_fail`. The smallest number is preferred.
+
+        The numbers: 0 crash, 1 exit without a report, 2 report, 3 signal, 4 report of a consequence, 5 end signal.
+        """
         rank, exit_status = failure
         # Only KILL, SEGV, BUS, ILL and FPE are crashes, because only a fault of the process itself or a lack of memory
         # explains them.

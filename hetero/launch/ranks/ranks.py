@@ -124,6 +124,7 @@ class RankProcesses:
         failures = self._failures()
         # The agent has written no failure of a rank, so the agent itself was killed or has failed.
         if not failures:
+            # `poll` has returned a status other than 0 already. `or 1` is only for the type.
             return self._folder.describe(_AGENT, self._process.poll() or 1)
         return self._folder.root(failures, reported)
 

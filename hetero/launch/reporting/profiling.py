@@ -100,7 +100,9 @@ class JobProfile:
     # After the training
 
     def finish(self) -> None:
-        """Measure the supply of this host, and on the first trainer host write the profile.
+        """On the first trainer host, measure what samples cost, wait for the data hosts, and write the profile.
+
+        Other trainer hosts have nothing to do, because a profile states what samples cost on one type of trainer host.
 
         Raises:
             ConfigError: If too little was measured.
@@ -126,9 +128,10 @@ class JobProfile:
         self._write(ranks, [part for part in parts if part is not None], facts)
 
     def serve(self) -> None:
-        """Measure the supply of this data host, and send it to the first trainer host.
+        """Measure what samples cost on this data host, and send the result to the first trainer host.
 
-        Only the first host of each instance type does this, and only if no trainer host has the same type.
+        Only the first host of each instance type does this, because samples cost the same on all hosts of a type. If a
+        trainer host has the same type, no data host does it, because the first trainer host measures its own type.
         """
         host = self._host
         groups = host.plan.cluster.groups
@@ -163,6 +166,7 @@ class JobProfile:
             vcpus=self._vcpus(),
             num_hosts=len(host.plan.trainer_hosts),
             ranks_per_host=host.plan.placement.num_ranks,
+            # Each slot of an emulated endpoint emulates one vCPU. A real host runs one endpoint per vCPU.
             num_endpoints=servers.number * servers.num_slots,
             has_data_hosts=any(group.role is Role.DATA for group in host.plan.cluster.groups),
             warmup_steps=options.warmup_steps,
@@ -241,6 +245,7 @@ class JobProfile:
         deadline_s = time.monotonic() + _SUPPLY_S
         while True:
             while select.select([channel], [], [], 0)[0]:
+                # A message has begun to arrive, so its rest follows within a second.
                 message = channel.receive(1.0)
                 if "part" in message:
                     return HostPart.from_json(message["part"].encode())
@@ -276,6 +281,7 @@ class JobProfile:
         with host.hub.membership() as membership:
             statuses = membership.statuses()
         facts = run_facts(host.plan, statuses, JobHistory(), exit_code=ExitCode.OK)
+        # Only the times of this report are used, so the prices of its catalogue do not matter.
         return build_report(facts, Catalogue.load())
 
 
@@ -294,7 +300,8 @@ class ProgressLines:
             text: The text of `progress_text`. While it is empty, lines say how long the ranks have had no batch.
             now_s: Monotonic seconds. The wait begins with the first call.
         """
-        # Log the next line when the phase changes, or after a while. The first line is due after a while.
+        # A line is due when the phase changes, or `LOG_INTERVAL_S` after the last line. `_phase` begins as `_WAITING`,
+        # so the first calls without a batch change no phase.
         if self._began_s is None:
             self._began_s = self._shown_s = now_s
         text = text or f"{_WAITING}, {now_s - self._began_s:.0f} s"
@@ -314,6 +321,7 @@ def progress_text(reports: Sequence[RankReport]) -> str:
     if not parts:
         return ""
     slowest = min(parts.values(), key=lambda part: (PHASES.index(part.phase), part.num_steps))
+    # The last phase is "done". It consists of no steps.
     if slowest.phase == PHASES[-1]:
         return f"profiling: {slowest.phase}"
     # A phase with short steps takes more steps than planned. Log no planned number then. Before, "228 of 55 steps" was

@@ -51,6 +51,7 @@ def interval_s(environ: Mapping[str, str]) -> float:
     text = environ.get(INTERVAL_VARIABLE) or "10"
     try:
         value = float(text)
+    # -1 is out of the range, so a text that is not a number is rejected below.
     except ValueError:
         value = -1.0
     if not 0.1 <= value <= 3600:

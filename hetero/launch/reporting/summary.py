@@ -178,9 +178,11 @@ def _expectation(options: LaunchOptions, cluster: ClusterSpec, ranks: Sequence[R
         for group in cluster.groups
     ]
     plan = load_plan(options.plan)
-    # A job that chooses the number of endpoints on trainer hosts looks for the number that the plan recommends.
+    # None if the job chooses the number of endpoints on trainer hosts. `cluster_of` then prefers the recommended
+    # number.
     endpoints = trainer_endpoints_of(options, has_data_hosts=bool(cluster.data_hosts))
-    # A plan may contain the same cluster with and without compression. A loader that compresses stands for the job.
+    # A plan may contain the same cluster with and without compression. If one loader compresses, the job counts as one
+    # with compression.
     compression = next((loader.compression for rank in ranks for loader in rank.loaders if loader.compression), None)
     planned = plan.cluster_of(groups, endpoints, compression=compression)
     if planned is None:

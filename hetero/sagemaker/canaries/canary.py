@@ -68,13 +68,13 @@ def canary(
     """Forecast time, cost, CPU, memory and GPU of an estimator's job, and write the forecast.
 
     Each canary is a training job of the same estimator, of any algorithm, on a few percent of the files: the channels
-    get manifests with some of their objects. Times come from the jobs' descriptions, resources from CloudWatch. The
-    call blocks until all jobs have ended. If the call is repeated with the same folder, it goes on where it was.
+    get manifests with some of their objects. The channels ``code``, ``sm_drivers`` and ``recipe`` of SDK 3 stay whole.
+    Times come from the jobs' descriptions, resources from CloudWatch. The call blocks until all jobs have ended. After
+    a job that fails, no more jobs of its cluster begin, and those that run end normally.
 
-    A call that goes on needs the same inputs, candidates, fractions and ``whole``, and the same hyperparameters, image,
-    environment and source code. The token that `prepare` makes may differ. Only the source of each input changes. The
-    channels ``code``, ``sm_drivers`` and ``recipe`` of SDK 3 stay whole. After a job that fails, no more jobs of its
-    cluster begin, and those that run end normally.
+    If the call is repeated with the same folder, it goes on where it was. It then needs the same inputs, candidates,
+    fractions and ``whole``, and the same hyperparameters, image, environment and source code. Only the token that
+    `prepare` makes may differ.
 
     Args:
         estimator: An estimator of SDK 2 or a ``ModelTrainer`` of SDK 3. The call does not change it.
@@ -130,6 +130,7 @@ def canary(
             "whole": sorted(whole),
             **study.identity,
         },
+        # A forecast that accepts failed jobs needs the other jobs, so they go on after a failure.
         accepts_failures="failed" in options.accept,
     )
     # Write the forecast also if the budget ended the study.
@@ -191,16 +192,17 @@ class _Study:
         unknown = sorted(set(whole) - {channel.name for channel in self._channels})
         if unknown:
             raise ConfigError(f"whole names {unknown[0]!r}; the channels are {self._names()}")
-        prefixes = [each for each in self._channels if each.source.get("S3DataType", "S3Prefix") == "S3Prefix"]
-        self._reduced = [channel for channel in prefixes if channel.name not in whole]
+        # A manifest can replace only a prefix.
+        reducible = [each for each in self._channels if each.source.get("S3DataType", "S3Prefix") == "S3Prefix"]
+        self._reduced = [channel for channel in reducible if channel.name not in whole]
         if not self._reduced:
             raise ConfigError(f"no channel can be reduced, of {self._names()}; expected one with S3DataType S3Prefix")
         self._session = estimator.sagemaker_session
         self._client = self._session.boto_session.client("s3")
         self._objects = {channel.name: list_objects(self._client, channel.uri) for channel in self._reduced}
         self._num_bytes = sum(file.num_bytes for files in self._objects.values() for file in files)
-        self._target = _target_uri(recording.request.document, self._session)
-        self._command = _name_of(estimator)
+        self._manifests_uri = _target_uri(recording.request.document, self._session)
+        self._job_label = _name_of(estimator)
 
     def _names(self) -> str:
         return ", ".join(channel.name for channel in self._channels) or "none"
@@ -230,7 +232,7 @@ class _Study:
             run_id=run_id,
             levels={"cluster": cluster, "fraction": fraction},
             replicate=replicate,
-            script=self._command,
+            script=self._job_label,
             groups=_cluster(self._estimators[cluster]).groups,
             channels={
                 channel.name: self._manifest_uri(run_id, channel, files[channel.name]) for channel in self._reduced
@@ -240,7 +242,11 @@ class _Study:
         return _Planned(run=run, fraction=num_bytes / self._num_bytes, files=files)
 
     def check(self, planned: Sequence[_Planned]) -> None:
-        """Raise `ConfigError` if no forecast can follow from the jobs, or they have more than the whole data."""
+        """Raise `ConfigError` if the jobs give no forecast, or have more than the whole data together.
+
+        Jobs get whole objects. With few objects, jobs of different fractions may get the same share of the bytes, and a
+        forecast needs different shares. `check_real` checks the shares that the jobs really get.
+        """
         num_objects = sum(len(files) for files in self._objects.values())
         what = f"the channels have {counted(num_objects, 'object')}"
         for cluster in self._estimators:
@@ -256,7 +262,7 @@ class _Study:
         self, channel: Channel, groups: Sequence[RequestGroup], fraction: float, replicate: int
     ) -> list[DataFile]:
         """Return the objects of a channel that a job gets."""
-        # Each host of a sharded channel needs at least one object of its own.
+        # Each host of a sharded channel must get at least one object.
         min_objects = sum(group.count for group in groups) if channel.is_sharded else 1
         # `choose_files` numbers replicates from 0.
         return choose_files(
@@ -266,7 +272,7 @@ class _Study:
     def _manifest_uri(self, run_id: str, channel: Channel, files: Sequence[DataFile]) -> str:
         """Return where a manifest goes. The URI has a digest, so manifests of other canaries have other URIs."""
         name = f"{channel.name}-{digest_of_text(manifest_text(channel.uri, files))}.manifest"
-        return f"{self._target}/{_FOLDER}/{slug(self._command)}/{slug(run_id)}/{name}"
+        return f"{self._manifests_uri}/{_FOLDER}/{slug(self._job_label)}/{slug(run_id)}/{name}"
 
     def put_manifests(self, planned: _Planned) -> None:
         """Write the manifests of a job to S3."""
@@ -290,7 +296,7 @@ class _Study:
         for name, estimator in self._estimators.items():
             groups = adapter_of(estimator).groups()
             hosts = _Hosts.of(groups, self._roles, catalogue)
-            # A run that the budget did not allow has no result.
+            # A run that the budget did not allow lacks a result.
             runs = [each for each in planned if each.run.levels["cluster"] == name and each.run.run_id in by_id]
             points = tuple(self._point(watch, each, by_id[each.run.run_id], hosts) for each in runs)
             has_resources = all(point.resources.cpu_percent_mean is not None for point in points)
@@ -304,10 +310,11 @@ class _Study:
                 data_bytes=float(self._num_bytes),
                 notes=notes,
             )
+            # Canaries on SageMaker are never simulated, whatever the caller's options state.
             forecasts.append(forecast(candidate, replace(options, basis="measured")))
         return CanaryReport(
             schema_version=SCHEMA_VERSION,
-            command=self._command,
+            command=self._job_label,
             how=f"Each job gets a fraction of the objects of {', '.join(each.name for each in self._reduced)}, through "
             "a manifest. Fractions are shares of the bytes.",
             candidates=tuple(each.candidate for each in forecasts),
@@ -322,7 +329,7 @@ class _Study:
     def _watched(self, watch: Any, job_name: str, result: RunResult, hosts: _Hosts) -> Resources:
         """Return the resources of a job. An error of CloudWatch is logged, because the time is known without it."""
         names = names_of_trainers(hosts.groups, hosts.trainers, result.report)
-        # A job that never ran has no figures.
+        # CloudWatch lacks figures of a job that never ran.
         if not names or result.wall_s <= 0:
             return Resources()
         began = dt.datetime.fromisoformat(result.started_at)

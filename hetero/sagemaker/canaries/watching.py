@@ -29,6 +29,7 @@ _NAMES = {
 }
 _PERIOD_S = 60
 _MARGIN = dt.timedelta(minutes=2)
+"""Time before the begin and after the end of a job for which values are requested too."""
 _GROWING = ("downloading", "training")
 """Phases of a job that may grow with its data. The service names them."""
 
@@ -52,7 +53,8 @@ def point_of_job(result: RunResult, *, fraction: float, resources: Resources) ->
         run_id=result.run_id,
         fraction=fraction,
         replicate=result.replicate,
-        # The billed time that the service states may be shorter than its phases together, which are parts of `wall_s`.
+        # `result.wall_s` is the billed time, which may be shorter than all phases together. But no part of the time of
+        # a point may be longer than the whole.
         wall_s=max(result.wall_s, sum(part.seconds for part in parts)),
         parts=tuple(parts),
         resources=resources,
@@ -142,16 +144,16 @@ def _resources(
         percents = [percent for host in by_host[key] for percent in host]
         if percents:
             fields |= {f"{key}_percent_mean": sum(percents) / len(percents), f"{key}_percents": tuple(percents)}
-    # The host with the highest peak decides whether the memory is enough. Multiply by the memory of one GPU, because
-    # the percentages are sums over the GPUs. Four half full GPUs of 16 GiB once had a peak of 128 GiB.
+    # The host with the highest peak decides whether the memory is enough. For GPUs, 100 % is the memory of one GPU:
+    # four GPUs that are half full have 200 %. Four half full GPUs of 16 GiB once had a peak of 128 GiB.
     for key, total_bytes in (("memory", memory_bytes), ("gpu_memory", one_gpu_bytes)):
         fullest = sorted(max(by_host[key], key=lambda host: max(host, default=0.0)))
         if fullest and total_bytes is not None:
             p99 = fullest[min(len(fullest) - 1, int(0.99 * len(fullest)))]
             percents_of = {"mean": sum(fullest) / len(fullest), "p99": p99, "peak": fullest[-1]}
             fields |= {f"{key}_{name}_bytes": percent / 100 * total_bytes for name, percent in percents_of.items()}
-    # CloudWatch does not show how much memory a host uses before it reads data. Without a base, the forecast lets the
-    # whole memory grow with the data.
+    # CloudWatch does not show how much memory a host uses before it reads data. So state 0 bytes, and the forecast lets
+    # the whole memory grow with the data.
     if "memory_peak_bytes" in fields:
         fields["memory_base_bytes"] = 0.0
     return Resources(**fields)

@@ -84,7 +84,10 @@ def storage_gb(group: RequestGroup) -> int | None:
 
 
 def sizes_if_not_among(instance_type: str) -> list[str]:
-    """Return the known types of a type's family. Empty if this type is known, or no type of the family is known."""
+    """Return the known types that a user may have meant by an unknown type: those of the same family.
+
+    Empty if there is nothing to suggest, because the type itself is known, or no type of its family is.
+    """
     family, dot, _ = instance_type.rpartition(".")
     # Types of other clouds lack a dot.
     if not dot:

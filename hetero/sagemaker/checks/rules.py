@@ -212,11 +212,11 @@ def volume_that_is_ignored(request: TrainingRequest) -> Iterator[Problem]:
     # type.
     local_gb = {group: found for group in request.groups if (found := storage_gb(group))}
     # A type with larger local storage has room for the data without the volume.
-    too_small = [group for group in local_gb if local_gb[group] < size_gb]
-    # If no group has EBS, the size has no effect on any group. Report this for one of them.
-    if not too_small and len(local_gb) == len(request.groups):
-        too_small = [request.groups[0]]
-    for group in too_small:
+    reported = [group for group in local_gb if local_gb[group] < size_gb]
+    # If all groups lack EBS, the size changes nothing. Report this for one of the groups.
+    if not reported and len(local_gb) == len(request.groups):
+        reported = [request.groups[0]]
+    for group in reported:
         yield Problem(
             f"the request has a volume of {size_gb} GB, but {group.instance_type} of group {group.name!r} gets no "
             f"volume. It has {local_gb[group]} GB of local NVMe",
@@ -321,6 +321,7 @@ def local_types(request: TrainingRequest) -> Iterator[Problem]:
                 f"group {group.name!r} is of type {group.instance_type!r}, which SageMaker does not have",
                 "name a type such as ml.c5.9xlarge. `hetero prices list` shows the known types",
             )
+        # Empty for a known type, and for a type whose family is not known.
         elif sizes := sizes_if_not_among(group.instance_type):
             yield Problem(
                 f"group {group.name!r} is of type {group.instance_type!r}, a size that hetero does not know",

@@ -54,6 +54,7 @@ class _Origin(NamedTuple):
 
 _origins: dict[str, _Origin] = {}
 """The user's code and script of each estimator that was prepared, by the path of the staged copy."""
+# Removes all staged folders.
 _folders = contextlib.ExitStack()
 atexit.register(_folders.close)
 
@@ -108,8 +109,11 @@ def prepare(
         adapter.apply(
             folder, LAUNCHER_NAME, requirements=code.requirements, parameters=parameters, metrics=METRIC_DEFINITIONS
         )
+        # Keep the folder. `_folders` removes it when this process ends.
         _folders.push(undo.pop_all())
-    # If the estimator is prepared again, the current folder may be another one, so keep the whole path of the script.
+    # If the estimator is prepared again, `_origins` has the code to copy. Without a source folder, the script is
+    # relative to the current folder. The program may change that folder in between, so keep the whole path of the
+    # script.
     _origins[str(folder)] = origin if code.folder is not None else _Origin(code, str(script_path))
     return estimator
 
@@ -181,7 +185,7 @@ def _parameters(script: str, adapter: Adapter, options: Mapping[str, Any]) -> di
     added: dict[str, Any] = {"hetero_script": script}
     for name, value in options.items():
         # One SDK writes values as JSON, the other as Python does. A list looks the same in both, but a tuple does not,
-        # and JSON has no paths.
+        # and JSON cannot represent paths.
         if isinstance(value, tuple):
             value = list(value)
         added[f"hetero_{name}"] = os.fspath(value) if isinstance(value, os.PathLike) else value
@@ -212,6 +216,7 @@ def _copy_code(code: Code, script: Path, target: Path) -> None:
         shutil.copy2(source, destination)
 
     ignored = (ignored_files(code.folder), shutil.ignore_patterns(*code.ignored))
+    # The code may contain the folder for temporary files, and so the staged folder. A copy must not contain itself.
     copy_code(code.folder, target, left_out=target.parent.resolve(), ignored=ignored, copy=copy)
     # Reject code with files under hetero's names, and ignore patterns that exclude the script.
     for name in (LAUNCHER_NAME, STAGED_FOLDER):

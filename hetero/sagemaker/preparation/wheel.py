@@ -124,6 +124,8 @@ def _installed_metadata(package: Path) -> Iterator[str]:
     try:
         found = importlib.metadata.metadata("hetero")
     except importlib.metadata.PackageNotFoundError:
+        # With Python 3.11 or newer, `_read_project` reads the requirements from pyproject.toml of the source tree
+        # instead.
         raise ConfigError(
             f"hetero runs from {package} and is not installed, so its requirements are unknown\n"
             "  to do: pip install -e SOURCE_TREE, or use Python 3.11 or newer"

@@ -138,20 +138,20 @@ class Container:
             BASE_DIR_VARIABLE: str(base),
         }
         common["PYTHONPATH"] = python_path(common.get("PYTHONPATH", ""))
-        # If the request names a program, run it as process 1 of the container, which gets only signals that it has a
-        # handler for.
+        # The kernel gives process 1 of a container only the signals that the process has a handler for. With
+        # `is_process_1`, a simulated host does the same. A program that the request names is process 1.
         if self.entry:
             self._copy_channels(base)
             # In the request's command, python and python3 mean the Python of this process.
             path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
             return HostCommand(
-                arguments=_here(self.entry, base),
+                arguments=_local_command(self.entry, base),
                 environment={**common, "PATH": path},
                 directory=base / "code",
                 is_process_1=True,
             )
-        # Otherwise run the entry point through the toolkit, which is process 1, or directly. A launcher that is started
-        # directly handles SIGTERM, so it needs no rule for process 1.
+        # Otherwise run the entry point through the toolkit, which is process 1 too, or directly. A launcher that is
+        # started directly handles SIGTERM, so `is_process_1` would change nothing.
         if self.through == "toolkit":
             image = str(self.request.algorithm.get("TrainingImage", ""))
             return HostCommand(
@@ -180,7 +180,8 @@ class Container:
     def _copy_channels(self, base: Path) -> None:
         """Replace the links to SDK 3's code channels with copies.
 
-        In the copied scripts of the SDK, ``/opt/ml`` is replaced with the path of the host's tree.
+        In the copied scripts of the SDK, ``/opt/ml`` is replaced with the path of the host's tree. The script that
+        installs requirements is replaced too, because a rehearsal must not change the user's environment.
         """
         for name in (_CODE, _DRIVERS):
             channel = base / CHANNELS / name
@@ -216,13 +217,14 @@ def _check_entry_point(request: TrainingRequest, script: str, source_dir: Path |
         )
 
 
-def _here(entry: Sequence[str], base: Path) -> list[str]:
+def _local_command(entry: Sequence[str], base: Path) -> list[str]:
     """Return the command that starts the container's program on this machine.
 
     Raises:
         ConfigError: If the program is in the host's tree but is not an executable file.
     """
     program, *arguments = (_moved(part, base) for part in (_program(entry[0]), *entry[1:]))
+    # If the program was below /opt/ml, `_moved` has replaced this part of its path by the path of the host's tree.
     is_in_tree = program != entry[0] and program.startswith(str(base))
     if is_in_tree and not os.access(program, os.X_OK):
         raise ConfigError(

@@ -158,6 +158,7 @@ def plan_rehearsal(
         "instance_groups": [group_document(each.name, each.instance_type, names[each.name]) for each in request.groups],
         "network_interface_name": "lo",
     }
+    # Each host later gets this cluster with itself as the current host, see `resource_config`.
     cluster = parse_cluster(document, current_host="algo-1", roles=options.roles, source="the request's groups")
     return _Job(
         cluster=cluster,

@@ -81,8 +81,8 @@ class PipeFeeder:
     def _wait_for_reader(self, epoch: int) -> int | None:
         """Wait for a reader of an epoch's FIFO, and return a descriptor for writing. None if the feeder stops."""
         while not self._stopped.is_set():
-            # Without O_NONBLOCK, the call would wait for a reader. With it, there is ENXIO until a reader opens the
-            # FIFO.
+            # Without O_NONBLOCK, `open` would wait for a reader, also after a stop. With it, `open` raises ENXIO until
+            # a reader opens the FIFO.
             with contextlib.suppress(OSError):
                 return os.open(self._path(epoch), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             self._stopped.wait(SHORT_POLL_S)
