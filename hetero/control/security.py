@@ -317,9 +317,11 @@ class ServerInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
         """Return the real handler, or one that rejects the call."""
         policy = self._policies.get(handler_call_details.method)
         metadata = list(handler_call_details.invocation_metadata or ())
+        # A method that has no policy must not be callable, so it is rejected like a call without the token.
         if policy is None or not self._is_authentic(_values(metadata, _AUTHORIZATION)):
             self._count_failure()
             return self._unauthenticated
+        # A host that wants to join does not know the job's id and the server's incarnation yet.
         if policy is Policy.JOINING:
             return continuation(handler_call_details)
         jobs = _values(metadata, _JOB)

@@ -169,8 +169,9 @@ class Start:
     def is_finished(self) -> bool:
         """Whether a loaded state is at the end of a pass over a user's sampler, whatever the sampler's length is now.
 
-        False if the sampler has a state, because the state must be loaded first. False also for a state of the first
-        versions of hetero, which has no ``world_size``, because it does not contain whether the pass had ended.
+        False in three other cases. If no batch was delivered, the state is at the beginning of its epoch. If the
+        sampler has a state, this state must be loaded first. And the first versions of hetero saved neither
+        ``world_size`` nor whether the pass had ended.
         """
         return self.completed and self.batches > 0 and self.sampler is None and self.world_size is not None
 
@@ -209,8 +210,8 @@ class Progress:
 
     def __init__(self, *, advances_chosen_epoch: bool = False) -> None:
         self._earlier_passes_if_chosen = None if advances_chosen_epoch else 0
-        """`Start.earlier_passes` of the first pass in an epoch that `set_epoch` chose. With None, the pass after it is
-        the following epoch. With 0, that pass is another pass of the same epoch."""
+        """`Start.earlier_passes` of the first pass after a call of `set_epoch`. It decides what the second pass after
+        the call is: the following epoch if this is None, another pass of the chosen epoch if this is 0."""
         self._num_passes = 0
         """Passes that have begun. This is the number of the latest pass."""
         self._latest: Start | None = None

@@ -77,7 +77,7 @@ class Outcomes:
                     self._retry(batch)
                     return
                 self._won(attempt, outcome)
-            elif not self._is_final(attempt, outcome):
+            elif not self._settle_failure(attempt, outcome):
                 return
             others = tuple(batch.attempts)
             # Mark the other attempt before it is cancelled below. Otherwise its end would count as a loss of its
@@ -120,7 +120,7 @@ class Outcomes:
     def _answered(self, attempt: Attempt, fetched: Fetched, answered_s: float | None) -> None:
         """Record what a batch says about its endpoint and its data set, whether or not it is delivered."""
         request, stats, now_s = attempt.batch.request, self._fleet.stats, self._fleet.clock()
-        # An answer may have lain in the socket while the script was away. That time must not count as the endpoint's.
+        # An answer may have lain in the socket while the script was away. This time does not count in ``took_s``.
         answered_s = now_s if answered_s is None else min(answered_s, now_s)
         # Count only the computation, from `since_s` on. The time from the request on also contains the time in the
         # endpoint's queue, which depends on how many requests this rank has in flight.
@@ -151,8 +151,8 @@ class Outcomes:
                     other.connection.avoid(now_s - other.since_s, now_s)
         self.deliver(attempt.batch, fetched)
 
-    def _is_final(self, attempt: Attempt, error: Exception) -> bool:
-        """Settle a failed attempt. Its batch fails, will be requested again, or waits for its other attempt.
+    def _settle_failure(self, attempt: Attempt, error: Exception) -> bool:
+        """Act on a failed attempt. Its batch fails, will be requested again, or waits for its other attempt.
 
         Returns:
             Whether the batch has failed.
@@ -178,7 +178,7 @@ class Outcomes:
             self._on_missing()
 
     def _failed(self, attempt: Attempt, error: Exception) -> BaseException | None:
-        """Act on a failed attempt. Return the exception to raise, or None to request the batch again."""
+        """Record a failed attempt in its endpoint and its batch. Return the exception to raise, or None to retry."""
         fleet, batch, connection = self._fleet, attempt.batch, attempt.connection
         if isinstance(error, CallFailedError):
             # An endpoint computes its lowest request first. So if it was lost, this request probably was in progress.

@@ -90,6 +90,7 @@ def _copy_container(container: Any) -> Any:
     try:
         items = container.items() if is_mapping else enumerate(container)
         copies = [(key, copy_leaves(item)) for key, item in items if type(item) not in _PLAIN_TYPES]
+        # A class that is not in `_CHANGEABLE` may share its items with its shallow copy.
         if isinstance(container, _CHANGEABLE) and (copied := _changed_copy(container, copies)) is not None:
             return copied
         if not copies:
@@ -112,4 +113,6 @@ def _changed_copy(container: Any, items: list[tuple[Any, Any]]) -> Any:
             copied[key] = item
     except Exception:  # noqa: BLE001
         return None
+    # A class may define copying as returning the object itself. Then the loop above has put the new items into the
+    # original, and there is no copy.
     return copied if copied is not container else None

@@ -330,6 +330,7 @@ class LocalBatches(Iterator[Any]):
     def close(self) -> None:
         """End the workers, or keep persistent ones for the next pass. Idempotent."""
         self.is_open = False
+        # torch ends its workers when its iterator is dropped, unless the workers are persistent.
         self._answers = None
         sampler, self._sampler = self._sampler, None
         if sampler is not None:

@@ -113,7 +113,7 @@ class _Feed:
             self._count_oldest()
 
     def _count_oldest(self) -> None:
-        """Set the loader's position after the oldest batch that is not counted yet, because the loop has got it."""
+        """Set the loader's position after the oldest batch in `_prefetched`, which the loop has got now."""
         oldest = self._prefetched.popleft()
         state = oldest.sampler_state
         self.pipeline.progress.advance(

@@ -186,11 +186,11 @@ class SamplerOrder:
         return None if self._left_pass is None else (self._left_pass.number, self._left_pass.states[0])
 
     def restore_left_position(self, number: int, state: object) -> None:
-        """Make the next pass begin where an earlier pass left the sampler. The pass draws its last batch again.
+        """Make the next pass begin where an earlier pass left the sampler.
 
         Args:
             number: The number of the earlier pass.
-            state: The sampler's state before the last delivered batch of the earlier pass. See `_rewind`.
+            state: The sampler's state before the last delivered batch of that pass. `_rewind` draws this batch again.
         """
         self._left_pass = _LeftPass(number, states=(state,))
 
