@@ -183,7 +183,10 @@ class _OwnDataset:
         self._compares_later = compares_later
 
     def is_due(self, spec: DatasetSpec) -> bool:
-        """Return whether it is time to compare a batch after the loader's first batches."""
+        """Return whether a batch is to be compared now. Each comparison sets the time of the next one.
+
+        This is for later batches. The comparison of the loader's first batches does not depend on the time.
+        """
         return self._compares_later and time.monotonic() >= _due_s.get(spec, math.inf)
 
     def release(self) -> None:
@@ -218,7 +221,7 @@ class _OwnDataset:
             reason = f"here: {error}".partition("\n")[0]
         end_s = time.monotonic()
         # ``_spent_s`` has the seconds of the last build of the data set and of the comparisons since then. The next
-        # comparison builds the data set again. It waits for ``_spent_s`` / LATER_SHARE seconds, so that comparisons and
+        # comparison builds the data set again. It is due after ``_spent_s`` / LATER_SHARE seconds, so comparisons and
         # builds together take about LATER_SHARE of the time, at most. When builds did not count, a loop with steps of
         # 10 ms waited 50 ms for a build that came only a second after two cheap batches (bench_epoch_ends.py).
         self._spent_s += end_s - begin_s

@@ -247,10 +247,10 @@ class Attempt:
         return max(self.issued_s, self.connection.delivered_at_s)
 
     def is_lowest_of(self, batches: Iterable[PendingBatch]) -> bool:
-        """Return whether this attempt's endpoint has, or was lost with, no batch of ``batches`` before this one.
+        """Return whether this attempt's batch is the first of ``batches`` on its endpoint.
 
-        A batch is before another one if its ``sequence`` is lower, and endpoints compute batches in this order. So if
-        True is returned, the endpoint was probably computing this batch. This is not certain: while an earlier batch
+        A batch that was lost with the endpoint counts as being on it. Endpoints compute batches in the order of
+        ``sequence``, so the endpoint was probably computing the first one. This is not certain: while an earlier batch
         waits for samples from other hosts, the endpoint computes later ones.
         """
         connection = self.connection

@@ -185,9 +185,9 @@ class ServedDataset:
 
     def _compare_environment(self, connection: EndpointConnection, found: Description, expected: Description) -> None:
         """Log one warning per data set if the versions of libraries or settings differ between two endpoints."""
-        # Only facts that both endpoints report can differ.
         if self._has_warned:
             return
+        # Only facts that both endpoints report can differ.
         names = sorted(found.environment.keys() & expected.environment.keys())
         differing = [name for name in names if found.environment[name] != expected.environment[name]]
         if differing:

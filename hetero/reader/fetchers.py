@@ -185,6 +185,7 @@ class Fetchers:
         except Exception as error:  # noqa: BLE001 - delivered as the batch's outcome
             self._outcomes.settle(attempt, error)
             return
+        # The request could not be sent without blocking, for example because no connection is idle.
         if sent is None:
             self._hand_over(attempt)
             return
@@ -207,13 +208,14 @@ class Fetchers:
         return outcome
 
     def free_delivered(self) -> None:
-        """Stop counting the bytes of the batch before, because the consumer wants the next batch."""
+        """Stop counting the bytes of the last delivered batch, because the consumer wants the next batch."""
         self.window.free_delivered()
         self._wake_one()
 
     def wait(self, timeout_s: float) -> None:
         """Wait until the consumer may go on. Hedge the batch that it waits for if that batch is overdue."""
         timeout_s = min(timeout_s, self.hedge_if_overdue())
+        # All answers go to fetchers, which wake the consumer.
         if not len(self._inline):
             self._outcome_arrived.wait(timeout_s)
             return
@@ -464,13 +466,17 @@ class Fetchers:
             call.cancel()
 
     def _hand_over(self, attempt: Attempt, *, was_sent: bool = False) -> None:
-        """Let a fetcher make the call of an attempt. ``was_sent``: whether the endpoint may have got the request."""
+        """Let a fetcher make the call of an attempt that the consumer has started.
+
+        ``was_sent``: whether the consumer has sent the request, over a connection that then failed.
+        """
         with self._fleet.lock:
+            # The consumer no longer makes this call itself.
             attempt.is_inline, attempt.was_sent = False, was_sent
             if self.is_closed:
                 self._outcomes.end(attempt)
                 return
-            # The fetcher sends the request a second time.
+            # If the request was sent, the fetcher sends it a second time, which counts as a retry.
             self._fleet.stats.retries += was_sent
             attempt.issued_s = self._fleet.clock()
             self._for_fetchers.append(attempt)

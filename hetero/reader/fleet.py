@@ -264,8 +264,8 @@ class Fleet:
     def count_outstanding(self) -> None:
         """Count the requests in progress anew, when a reader has closed. The caller must hold the lock.
 
-        `Router.choose` counts a request before its attempt begins. An exception, such as Ctrl-C, may have ended the
-        consumer of the closed reader in between, so that the count is too high.
+        `Router.choose` counts a request before its attempt begins. If an exception, such as Ctrl-C, has ended the
+        consumer of the closed reader in between, the count is too high.
         """
         for connection in self._table.all():
             connection.num_outstanding = 0

@@ -181,7 +181,8 @@ class Outcomes:
         """Record a failed attempt in its endpoint and its batch. Return the exception to raise, or None to retry."""
         fleet, batch, connection = self._fleet, attempt.batch, attempt.connection
         if isinstance(error, CallFailedError):
-            # An endpoint computes its lowest request first. So if it was lost, this request probably was in progress.
+            # If the endpoint was lost, this request may have killed it (`PoisonDetector`). Endpoints compute requests
+            # in order, so the first request on a lost endpoint probably was in progress there.
             was_first = attempt.is_lowest_of(self._window.unanswered())
             fleet.call_failed(connection, error, attempt.generation)
             if error.fault.is_loss:

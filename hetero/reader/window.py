@@ -66,7 +66,7 @@ class WindowGrowth:
         self._places = max(0.0, self._places - 1 / self.DELIVERIES_PER_PLACE)
 
     def limit(self, *, num_waiting: int, size: int) -> int:
-        """Return how many undelivered batches there may be: ``size``, and those waiting in an additional place."""
+        """Return how many undelivered batches there may be: ``size``, and those that wait, up to the added places."""
         return size + min(num_waiting, int(self._places))
 
 

@@ -93,6 +93,7 @@ def _copy_container(container: Any) -> Any:
         # A class that is not in `_CHANGEABLE` may share its items with its shallow copy.
         if isinstance(container, _CHANGEABLE) and (copied := _changed_copy(container, copies)) is not None:
             return copied
+        # All items are plain, for example numbers.
         if not copies:
             return container
         # Make the container from its items, as torch's own collation does for an unknown class.

@@ -123,6 +123,7 @@ class _Feed:
 
     def exhausted(self) -> None:
         """Record the end of the pass, and log how many of its batches have raised."""
+        # The loop has got all batches, also those that a wrapper of the loader had taken ahead.
         while self._prefetched:
             self._count_oldest()
         if self._num_lost:

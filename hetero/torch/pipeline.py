@@ -136,6 +136,7 @@ class Pipeline(LoaderPipeline):
                 batches of this rank. The batches of a user's sampler come in the sampler's order in both cases.
         """
         if self.sampler_order is not None:
+            # A tool that shards the batches of a sampler needs the same batches on every rank.
             if not all_ranks:
                 self._warn_of_equal_ranks(self.sampler_order.sampler)
             planned = self._plan_sampler(self.sampler_order, start)

@@ -226,7 +226,7 @@ class LoaderProfiler:
             num_steps_total=phases.num_steps_total,
             batch_samples=self._batch_samples * self.batches_per_step,
             num_loader_processes=self._num_processes,
-            steps_per_epoch=(self._steps_per_epoch or 0) // self.batches_per_step or None,
+            steps_per_epoch=(self._steps_per_epoch or 0) // self.batches_per_step or None,  # None if not known
             requests_ahead=self._pipeline.requests_ahead,
         )
         # The script may be in a long validation, so it measures no further steps. Report what there is.
