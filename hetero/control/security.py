@@ -328,7 +328,8 @@ class ServerInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
         if len(jobs) != 1 or not hmac.compare_digest(jobs[0], self._job_id):
             self._count_failure()
             return self._other_job
-        # Require exactly one incarnation. A recorded call without this header was accepted once (A11).
+        # Require exactly one incarnation. Without this check, an attacker who had recorded a call could repeat the call
+        # without this header (attack A11).
         meant = _values(metadata, _INCARNATION)
         is_meant = len(meant) == 1 and hmac.compare_digest(meant[0], self._incarnation)
         # A wrong incarnation does not count as a failed authentication. The caller belongs to the job, and may not know

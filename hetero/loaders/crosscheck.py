@@ -291,6 +291,7 @@ class _OwnDataset:
 
 def _find_doubt(dataset: ServedDataset, spec: DatasetSpec, environment: dict[str, str]) -> str:
     """Return a reason why batches may differ although the script is right. Empty if no reason is found."""
+    # A copy of the descriptions, because other threads add some meanwhile.
     for endpoint, description in sorted(dict(dataset.descriptions).items()):
         for name in sorted(environment.keys() & description.environment.keys()):
             here, there = environment[name], description.environment[name]

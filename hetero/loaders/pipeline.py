@@ -183,6 +183,7 @@ class LoaderPipeline(LoaderTiming):
             drop_last=options.drop_last,
             padding=options.padding,
             permute=self.permute,
+            # An empty data set has no samples to choose.
             part=None if self._part is None or not num_samples else self._part.indices(self.dataset_samples()),
         )
 

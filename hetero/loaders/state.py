@@ -307,7 +307,8 @@ class Progress:
             # The script now chooses epochs, although it did not when the state was taken.
             if self.named_epoch is not None and earlier_passes is None:
                 earlier_passes = self._earlier_passes_if_chosen
-            # If the script names the state's epoch, it gets this epoch, even if nothing is left of it.
+            # If the script names the state's epoch, it gets this epoch, even if nothing is left of it. A state from the
+            # loop's last step (not ``completed``) is followed by an empty pass, and not by the next epoch.
             may_become_next_epoch = self.named_epoch is None and self.resumed.completed
             return replace(self.resumed, may_become_next_epoch=may_become_next_epoch, earlier_passes=earlier_passes)
         if self.named_epoch is not None:

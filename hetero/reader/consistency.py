@@ -74,6 +74,7 @@ class ServedDataset:
             if description is None:
                 continue
             self.descriptions[connection.record.endpoint_id] = description
+            # An endpoint may have become foreign after it sent its description. Such an endpoint is not used.
             was_compared = self.spec in connection.prepared | connection.unusable
             if connection.state is ConnectionState.READY and not was_compared:
                 self._compare(connection, description, self.reference)

@@ -137,7 +137,7 @@ class Fetchers:
         return attempt
 
     def _start_inline(self) -> Attempt | None:
-        """Start an attempt for the lowest missing batch if the consumer should send the request, and receive it."""
+        """Start an attempt for the first missing batch if the consumer should send the request itself."""
         batch = self.window.missing[0]
         if (
             not batch.dataset.receiver.is_consumer
@@ -370,7 +370,7 @@ class Fetchers:
         """Wake one fetcher if a batch is missing. Usually no batch is missing, because each has its own fetcher.
 
         A fetcher looks for work before it waits, and wakes another fetcher if it finds work. Therefore it is enough to
-        wake one fetcher. A fetcher that frees room itself need not wake another.
+        wake one fetcher. A fetcher that frees room looks for work next, so it need not wake another.
         """
         if self.window.missing:
             self._work_exists.notify()

@@ -126,7 +126,7 @@ class Outcomes:
         # endpoint's queue, which depends on how many requests this rank has in flight.
         took_s = max(0.0, answered_s - attempt.since_s)
         self._hedging.observe(request, took_s)
-        # Other hosts have computed a part of the batch, because they keep its samples.
+        # Count the batch if other hosts have computed a part of it, because they keep its samples.
         stats.gathered += fetched.num_parts > 1
         attempt.connection.delivered(num_queued=fetched.num_queued, now_s=now_s)
         stats.received_bytes += fetched.nbytes - fetched.saved_bytes

@@ -245,6 +245,7 @@ class Reader(Iterator[Any]):
                         fleet.describe_endpoints(),
                     )
                 fetchers.wait(POLL_S)
+                # The batch has arrived, so deliver it before anything else.
                 if window.is_deliverable:
                     continue
             if self._on_wait is not None:

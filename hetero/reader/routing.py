@@ -40,6 +40,7 @@ class ConnectionTable:
         self._connections: dict[str, EndpointConnection] = {}
         self._retired: list[EndpointConnection] = []  # endpoints that left, but calls may still be in progress
         self._last_messages: dict[str, str] = {}
+        """Last message about each endpoint that has left, by the endpoint's id."""
         self.num_slots = 0
         """Batches that all endpoints, except foreign ones, can compute at the same time."""
 
@@ -198,7 +199,7 @@ class Router:
         Ranks of a large job use only some of the hosts. Then a sample has one owner among the hosts of each rank. For
         most ranks this is the same host.
 
-        To keep connections few, an endpoint asks always the same endpoint of another host, if both hosts have equally
+        To keep connections few, an endpoint always asks the same endpoint of another host, if both hosts have equally
         many endpoints.
 
         Args:

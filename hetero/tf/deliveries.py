@@ -74,6 +74,7 @@ class Deliveries:
 
     def _note(self, size: Any) -> None:
         """Add the current time and a batch's size to the record. TensorFlow runs this in the pipeline's graph."""
+        # Place 0 has the count. After it, each batch has two places in a ring, for its time and its size.
         count = self._log.sparse_read([0])[0]
         place = 1 + 2 * (tf.cast(count, tf.int64) % _NUM_KEPT)
         places = tf.stack([tf.constant(0, tf.int64), place, place + 1])

@@ -207,7 +207,7 @@ class _Steps(LoaderTiming):
             if not self._parts:
                 came_s, size = self._prefetched.popleft()
                 self._parts = _parts(size, self._parts_per_batch)
-                # This batch belongs to the first step. The loop ends with the time of the last batch of this step.
+                # This batch belongs to the first step. The last such batch gives the final value of ``waited_s``.
                 if len(consumed) < self.batches_per_step:
                     waited_s = came_s - self._begun_s
             consumed.append(self._parts.pop())

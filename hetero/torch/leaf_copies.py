@@ -100,6 +100,7 @@ def _copy_container(container: Any) -> Any:
         whole: Any = dict(container) if is_mapping else list(container)
         for key, item in copies:
             whole[key] = item
+        # If the class's constructor takes something else than items, share the container.
         made = type(container)(whole)
         return made if type(made) is type(container) and len(made) == len(container) else container
     except Exception:  # noqa: BLE001 - a user's class, which may raise anything

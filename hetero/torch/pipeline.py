@@ -168,6 +168,7 @@ class Pipeline(LoaderPipeline):
         self.take_sampler_epoch()
         number, start = self.progress.begin()
         if self.sampler_order is None:
+            # A loader that the script makes anew in each epoch begins with epoch 0 each time.
             if start == Start(0) and self.options.shuffle:
                 self._made_anew.warn(self.name)
             start, planned = self._begin_own_order(start, plan)
@@ -285,7 +286,7 @@ class Pipeline(LoaderPipeline):
         """
         self.extent.num_complete_passes += 1
         # The order of a user's sampler is known only at the end of a pass. With the loader's own order, `begin` warns.
-        # Only the first pass can repeat what an earlier loader has delivered, because later passes are later epochs.
+        # Check only the first pass, because a loader that the script makes anew in each epoch has only one pass.
         order = None if self.sampler_order is None else self.sampler_order.shuffled_order
         if order is not None and number == 1:
             self._made_anew.warn(self.name, order)
@@ -423,7 +424,7 @@ class Pipeline(LoaderPipeline):
         )
 
     def _with_new_length(self, state: LoaderState, here: LoaderState) -> LoaderState:
-        """Return the state, with the data set's present length if its epoch is complete.
+        """Return the state, with the data set's present length if the state's epoch is complete.
 
         A data set object may grow between two epochs. Within an epoch, `check_fits` rejects another length.
         """
@@ -494,5 +495,6 @@ class Pipeline(LoaderPipeline):
                     f"{own_rank}\n  loader.batch_sampler yields the batches of all ranks; wrap a sampler of your own."
                 )
             yield planned
+        # With ``shard=``, the script itself decides which ranks share samples.
         if order.drawn_pass is not None and self.options.shard is None:
             self._ranks.compare_parts(order.drawn_pass, sampler=type(order.sampler).__name__)

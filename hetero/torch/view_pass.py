@@ -256,7 +256,7 @@ class ViewPass:
         if number < oldest:
             return None
         found = self._batches[number - oldest]
-        # Drop batches that the tool has left behind, to limit memory.
+        # Keep `_MARGIN` earlier batches, because the tool may fetch some late. Drop older ones, to limit memory.
         while self._batches[0].number < min(self._num_handed_out, number) - _MARGIN:
             self._batches.popleft()
         return found

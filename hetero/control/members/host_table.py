@@ -158,7 +158,7 @@ class HostTable:
 
         Hosts that have joined are never missing. If the job needs some hosts of the role, its optional hosts are not
         missing. If all are optional, the job still needs one host that serves, so all are missing until there is one.
-        To end the job (``at_least`` is DRAINING or later), all are awaited, optional or not.
+        But at the end of the job (``at_least`` is DRAINING or later), each of these hosts is awaited.
         """
         others = [host for host in self.hosts(role) if host != self.own.host and host not in self.joined_hosts.present]
         missing = [host for host in others if self._state(host).value < at_least.value]

@@ -130,8 +130,8 @@ class Phases:
     def _is_phase_over(self, elapsed_s: float) -> bool:
         """Return whether the phase has enough steps and time, or whether its time limit has passed.
 
-        ``elapsed_s`` are the seconds since the first delivery, for the time limit. The warm-up needs no time of its
-        own, because its steps are not measured.
+        ``elapsed_s`` are the seconds since the first delivery. The time limit counts from there. The warm-up may end
+        without `ENOUGH_S` seconds of steps, because its steps are not measured.
         """
         if self.num_steps >= self.num_planned and (self.phase is Phase.WARMUP or self._phase_s >= ENOUGH_S):
             return True

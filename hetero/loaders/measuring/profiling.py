@@ -91,7 +91,7 @@ class LoaderProfiler:
         self._steps_per_epoch: int | None = None
         self._batch_samples = 0
         self._unfetched: deque[BatchRequest] = deque(maxlen=_MAX_REQUESTS)
-        """Requests that kept batches have answered, so nothing was fetched for them. `repeated` adds only the first."""
+        """The first `_MAX_REQUESTS` requests that kept batches have answered. Nothing was fetched for them."""
         self._fetched: deque[BatchRequest] = deque(maxlen=_MAX_REQUESTS)
         """The latest requests whose batches were fetched."""
         self._usage = _Usage(kept)

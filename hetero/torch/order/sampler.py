@@ -232,7 +232,7 @@ class SamplerOrder:
         largest_batch = 0
         counter, digest = OccurrenceCounter(), blake2b(digest_size=16)
         is_compared = not self._may_repeat and state is None
-        for position in itertools.count(0 if state is None else start.batches):
+        for position in itertools.count(0 if state is None else start.batches):  # without a state, draw from 0
             with generators.swapped_in():
                 drawn = self._draw(elements)
                 snapshot = self._snapshot()
