@@ -282,7 +282,8 @@ class Hub:
             is_known = membership.has(status.host)
             if is_known:
                 membership.observe(status)
-        # The host may have joined through another trainer host a moment ago, or it was lost and removed.
+        # Admit an unknown host if it was added to the description of the cluster. Reject any other one. It may have
+        # joined through another trainer host a moment ago, or this job has removed it after a long silence.
         if not is_known and not self._admit_described(status):
             why = f"{status.host!r:.100} is not a host of this job"
             self._log_refusal(why)
@@ -365,7 +366,8 @@ class Hub:
                 failure = dataclasses.replace(report.failure, host=membership.own.host, of_rank=True)
                 report = dataclasses.replace(report, failure=failure)
             membership.store(report)
-            # After a failed stop callback, other ranks may still save. `hetero.launch.roles` waits for them.
+            # The failure in the last report of a finished rank is that of a stop callback. It does not end the job at
+            # once, because other ranks may still save. `hetero.launch.roles` waits for them.
             has_failed = report.failure is not None and not report.finished
             if report.failure is not None and has_failed:
                 membership.fail(report.failure, generation=report.generation)

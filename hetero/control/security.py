@@ -317,16 +317,19 @@ class ServerInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
         """Return the real handler, or one that rejects the call."""
         policy = self._policies.get(handler_call_details.method)
         metadata = list(handler_call_details.invocation_metadata or ())
+        # A method that has no policy must not be callable, so it is rejected like a call without the token.
         if policy is None or not self._is_authentic(_values(metadata, _AUTHORIZATION)):
             self._count_failure()
             return self._unauthenticated
+        # A host that wants to join does not know the job's id and the server's incarnation yet.
         if policy is Policy.JOINING:
             return continuation(handler_call_details)
         jobs = _values(metadata, _JOB)
         if len(jobs) != 1 or not hmac.compare_digest(jobs[0], self._job_id):
             self._count_failure()
             return self._other_job
-        # Require exactly one incarnation. A recorded call without this header was accepted once (A11).
+        # Require exactly one incarnation. Without this check, an attacker who had recorded a call could repeat the call
+        # without this header (attack A11).
         meant = _values(metadata, _INCARNATION)
         is_meant = len(meant) == 1 and hmac.compare_digest(meant[0], self._incarnation)
         # A wrong incarnation does not count as a failed authentication. The caller belongs to the job, and may not know

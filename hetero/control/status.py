@@ -255,6 +255,7 @@ def status_to_proto(status: HostStatus, *, has_metrics: bool = True) -> pb.HostS
     sent = dataclasses.replace(status, ranks=tuple(_for_peers(status.ranks, has_metrics)))
     message = pb.HostStatus(protocol=CONTROL_PROTOCOL, **fields_of(sent))
     excess_bytes = message.ByteSize() - _MAX_STATUS_BYTES
+    # The last ranks lose their measurements first. The first ranks keep theirs if this is enough.
     for report in reversed(message.ranks):
         if excess_bytes <= 0:
             break

@@ -67,6 +67,7 @@ def check_compression(compression: str | None) -> None:
     Raises:
         ConfigError: In both cases.
     """
+    # Both calls are made for the error that they raise.
     compression_to_proto(compression)
     if compression is not None and is_remote():
         load_codec(compression)

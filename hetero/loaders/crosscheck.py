@@ -79,6 +79,7 @@ class CheckedReader(Iterator[Any]):
     ) -> None:
         self._fleet = fleet
         self._compares_globals = compares_globals
+        # ``compares_later``: whether batches after the loader's first ones are compared too, from time to time.
         self._own_dataset = _OwnDataset(compares_later=compares_later) if compares_batches else None
         self._epoch: int | None = None  # of the last batch
         self._reader = reader
@@ -182,11 +183,14 @@ class _OwnDataset:
         self._compares_later = compares_later
 
     def is_due(self, spec: DatasetSpec) -> bool:
-        """Return whether it is time to compare a batch after the loader's first batches."""
+        """Return whether a batch is to be compared now. Each comparison sets the time of the next one.
+
+        This is for later batches. The comparison of the loader's first batches does not depend on the time.
+        """
         return self._compares_later and time.monotonic() >= _due_s.get(spec, math.inf)
 
     def release(self) -> None:
-        """Free the built data set. To compare a later batch, it is built anew."""
+        """Free the built data set. A later comparison builds it again."""
         self._built, self._spent_s = None, 0.0
 
     def compare(self, fleet: Fleet, dataset: ServedDataset, request: BatchRequest, batch: Any) -> None:
@@ -216,10 +220,10 @@ class _OwnDataset:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code, also on a host without the data
             reason = f"here: {error}".partition("\n")[0]
         end_s = time.monotonic()
-        # Comparisons took t seconds since the data set was built, with the build. The next one, which builds it anew,
-        # may begin t / LATER_SHARE seconds from now. So comparisons take about LATER_SHARE of the time, at most. When
-        # the build did not count, the first build anew came a second after two cheap batches. A loop with steps of
-        # 10 ms then waited 50 ms (bench_epoch_ends.py).
+        # ``_spent_s`` has the seconds of the last build of the data set and of the comparisons since then. The next
+        # comparison builds the data set again. It is due after ``_spent_s`` / LATER_SHARE seconds, so comparisons and
+        # builds together take about LATER_SHARE of the time, at most. When builds did not count, a loop with steps of
+        # 10 ms waited 50 ms for a build that came only a second after two cheap batches (bench_epoch_ends.py).
         self._spent_s += end_s - begin_s
         _due_s[spec] = end_s + self._spent_s / LATER_SHARE
         if reason:
@@ -287,6 +291,7 @@ class _OwnDataset:
 
 def _find_doubt(dataset: ServedDataset, spec: DatasetSpec, environment: dict[str, str]) -> str:
     """Return a reason why batches may differ although the script is right. Empty if no reason is found."""
+    # A copy of the descriptions, because other threads add some meanwhile.
     for endpoint, description in sorted(dict(dataset.descriptions).items()):
         for name in sorted(environment.keys() & description.environment.keys()):
             here, there = environment[name], description.environment[name]

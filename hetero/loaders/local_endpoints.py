@@ -47,7 +47,8 @@ class LocalEndpoints:
     """
 
     def __init__(self, num_endpoints: int) -> None:
-        # Find the script first, because this may raise. Later the descriptor of the token would stay open then.
+        # Find the script before the descriptor of the token is opened, because the descriptor would stay open if
+        # `script_path` raised.
         script = script_path()
         token = Token.generate()
         self._descriptor, token_path = token_memfd(token)

@@ -72,6 +72,7 @@ def part_of(environ: Mapping[str, str] = os.environ) -> SamplePart | None:
         fraction = float(text)
     except ValueError:
         fraction = math.nan
+    # Raise an error that names the malformed variable.
     if not math.isfinite(fraction) or not seed.isdecimal():
         name, found = (PART_SEED_VARIABLE, seed) if math.isfinite(fraction) else (FRACTION_VARIABLE, text)
         raise ConfigError(f"{name} is {found!r:.60}; expected a number")

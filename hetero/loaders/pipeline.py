@@ -131,7 +131,7 @@ class LoaderPipeline(LoaderTiming):
 
     @property
     def may_add_next_epochs(self) -> bool:
-        """Whether a pass may also request the first batches of the next epoch. A profile run does not do this."""
+        """Whether a pass also requests the first batches of the next epoch, in runs without profiling."""
         return self.options.requests_next_epoch
 
     @property
@@ -183,6 +183,7 @@ class LoaderPipeline(LoaderTiming):
             drop_last=options.drop_last,
             padding=options.padding,
             permute=self.permute,
+            # An empty data set has no samples to choose.
             part=None if self._part is None or not num_samples else self._part.indices(self.dataset_samples()),
         )
 
@@ -212,10 +213,11 @@ class LoaderPipeline(LoaderTiming):
     def shortened(self, planned: Iterator[PlannedBatch]) -> Iterator[PlannedBatch]:
         """Return at most `max_pass_batches` batches of a pass: the first batches, and the last one.
 
-        The last batch is included for two reasons. It may be smaller than all other batches. And a data set that must
-        be read in order works for the first batches, but not for a batch after a gap.
+        Only ``hetero check`` limits a pass. The last batch shows it two faults that the first batches do not show: a
+        failure for a batch that is smaller than all others, and a data set that fails if batches before it are left
+        out.
         """
-        # Do not refer to this loader from the batches. Otherwise a loader that the script drops would not be freed.
+        # The returned iterator must not refer to this loader. Otherwise a loader that the script drops stays in memory.
         return _first_and_last(planned, self.max_pass_batches)
 
     def num_global_batches(self, start: Start) -> int:

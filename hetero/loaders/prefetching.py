@@ -108,6 +108,7 @@ class EpochRequests(Iterator[BatchRequest]):
         self._extent = pipeline.extent
         self._adds_next_epochs = adds_next_epochs
         self._selection = selection
+        """Which batches of each epoch are requested, see `RequestedEpoch`."""
         self.in_flight: deque[BatchRequest] = deque()
         """Requests whose batches were not delivered and have not raised, the oldest first."""
         self._planned_in_flight: deque[PlannedBatch] = deque()
@@ -165,7 +166,8 @@ class EpochRequests(Iterator[BatchRequest]):
     def _begin_next(self, pipeline: RequestingPipeline) -> bool:
         """Begin to request the epoch after the last one. Return whether it has batches."""
         last = self.epochs[-1].start
-        # If the script chose the last epoch and this is its first pass there, it will probably choose the next epoch.
+        # ``earlier_passes`` is 0 in the first pass of an epoch that the script chose, and None in an epoch that it did
+        # not choose. A script that chose this epoch will probably choose the next epoch too.
         has_chosen = last.earlier_passes == 0
         following = Start(last.epoch + 1, earlier_passes=0) if has_chosen else last.following()
         start = replace(following, num_samples=pipeline.num_samples())

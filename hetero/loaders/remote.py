@@ -120,7 +120,8 @@ def open_reader(
         allocate: Function that returns memory for a size in bytes, for example pinned memory. None for ordinary memory.
     """
     session = control.current()
-    is_wanted = session is None or session.options.purity_checks > 0
+    # ``--purity-checks 0`` switches all comparisons off. A process outside of a job always compares.
+    has_comparisons = session is None or session.options.purity_checks > 0
     reader = Reader(
         fleet,
         requests,
@@ -133,8 +134,8 @@ def open_reader(
     return CheckedReader(
         fleet,
         reader,
-        compares_globals=is_wanted,
-        compares_batches=is_wanted and compares_batches,
+        compares_globals=has_comparisons,
+        compares_batches=has_comparisons and compares_batches,
         # Later batches are compared from time to time, because files may change while the job runs. One rank is enough,
         # because all ranks get their batches from the same data hosts.
         compares_later=session is not None and session.rank == 0,

@@ -130,12 +130,11 @@ class BuiltInOrder:
         return -(-self.num_samples // self.batch_size)
 
     def whole_batches(self, epoch: int, world_size: int, *, start: int = 0) -> Iterator[PlannedBatch]:
-        """Yield consecutive pieces of the order, as torch's ``BatchSampler`` does. Rank r owns pieces r, r + R, ...
+        """Yield consecutive pieces of the epoch's order, as torch's ``BatchSampler`` does.
 
-        This is for accelerate, which shards batches instead of samples. If the batches of its ranks are taken in turn,
-        they are in the order of the epoch. The global batches are the same as those of `batches`, with one exception.
-        With padding and several ranks, the last one is filled up to its full size, as accelerate does with torch's
-        loader.
+        This is for accelerate, which shards batches instead of samples: with R ranks, rank r gets the pieces r, r + R,
+        r + 2 R and so on. The global batches are the same as those of `batches`, with one exception. With padding and
+        several ranks, the last global batch is filled up to its full size, as accelerate does with torch's loader.
 
         Args:
             epoch: Epoch, >= 0.

@@ -169,8 +169,9 @@ class Start:
     def is_finished(self) -> bool:
         """Whether a loaded state is at the end of a pass over a user's sampler, whatever the sampler's length is now.
 
-        False if the sampler has a state, because the state must be loaded first. False also for a state of the first
-        versions of hetero, which has no ``world_size``, because it does not contain whether the pass had ended.
+        False in three other cases. If no batch was delivered, the state is at the beginning of its epoch. If the
+        sampler has a state, this state must be loaded first. And the first versions of hetero saved neither
+        ``world_size`` nor whether the pass had ended.
         """
         return self.completed and self.batches > 0 and self.sampler is None and self.world_size is not None
 
@@ -209,8 +210,8 @@ class Progress:
 
     def __init__(self, *, advances_chosen_epoch: bool = False) -> None:
         self._earlier_passes_if_chosen = None if advances_chosen_epoch else 0
-        """`Start.earlier_passes` of the first pass in an epoch that `set_epoch` chose. With None, the pass after it is
-        the following epoch. With 0, that pass is another pass of the same epoch."""
+        """`Start.earlier_passes` of the first pass after a call of `set_epoch`. It decides what the second pass after
+        the call is: the following epoch if this is None, another pass of the chosen epoch if this is 0."""
         self._num_passes = 0
         """Passes that have begun. This is the number of the latest pass."""
         self._latest: Start | None = None
@@ -306,7 +307,8 @@ class Progress:
             # The script now chooses epochs, although it did not when the state was taken.
             if self.named_epoch is not None and earlier_passes is None:
                 earlier_passes = self._earlier_passes_if_chosen
-            # If the script names the state's epoch, it gets this epoch, even if nothing is left of it.
+            # If the script names the state's epoch, it gets this epoch, even if nothing is left of it. A state from the
+            # loop's last step (not ``completed``) is followed by an empty pass, and not by the next epoch.
             may_become_next_epoch = self.named_epoch is None and self.resumed.completed
             return replace(self.resumed, may_become_next_epoch=may_become_next_epoch, earlier_passes=earlier_passes)
         if self.named_epoch is not None:

@@ -216,7 +216,8 @@ class Attempt:
     def request(self) -> BatchRequest:
         """The request to send. If other hosts compute samples of the batch, it names the endpoint of each sample.
 
-        ``helpers`` are the endpoints of the other hosts. ``owners`` has the number of an endpoint for each sample.
+        ``helpers`` are the endpoints of the other hosts. ``owners`` has a number for each sample: 0 for the endpoint
+        that gets the request, i for the i-th helper, from 1.
         """
         if not self.helpers:
             return self.batch.request
@@ -239,22 +240,23 @@ class Attempt:
         An endpoint computes one batch after the other. So this is the time of the request, or the time when the
         endpoint delivered its last batch if that is later.
         """
-        # Only an emulated endpoint has several slots. It computes several batches at once, so it begins each batch when
-        # the request arrives.
+        # Only an endpoint that emulates several vCPUs, for an experiment, has several slots. It computes one batch in
+        # each slot at the same time, so it begins a batch when the request arrives.
         if self.connection.record.num_slots > 1:
             return self.issued_s
         return max(self.issued_s, self.connection.delivered_at_s)
 
     def is_lowest_of(self, batches: Iterable[PendingBatch]) -> bool:
-        """Return whether no earlier request of ``batches`` is on this attempt's endpoint, or was lost with it.
+        """Return whether this attempt's batch is the first of ``batches`` on its endpoint.
 
-        If so, the endpoint was probably computing this request, because endpoints compute lower steps first. This is
-        not certain: while an earlier request waits for samples from other hosts, the endpoint computes later ones.
+        A batch that was lost with the endpoint counts as being on it. Endpoints compute batches in the order of
+        ``sequence``, so the endpoint was probably computing the first one. This is not certain: while an earlier batch
+        waits for samples from other hosts, the endpoint computes later ones.
         """
         connection = self.connection
         earlier = [batch for batch in batches if batch.sequence < self.batch.sequence]
         return not any(
-            connection in batch.poison.endpoints or any(its.connection is connection for its in batch.attempts)
+            connection in batch.poison.endpoints or any(other.connection is connection for other in batch.attempts)
             for batch in earlier
         )
 

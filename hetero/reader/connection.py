@@ -320,7 +320,8 @@ class EndpointConnection:
             DatasetError: The user's code raised on the endpoint.
             ProtocolError: The answer breaks the protocol or arrived damaged.
             ConfigError: The request is too large.
-            CallFailedError: The call failed. The fault is `Fault.UNSENT` without a link.
+            CallFailedError: The call failed. Without a link, the fault is `Fault.UNREACHABLE` if ``was_sent``, else
+                `Fault.UNSENT`.
             AuthenticationError: As in `prepare`.
         """
         message, decoder = self._encode(request, allocate)
@@ -328,7 +329,7 @@ class EndpointConnection:
         # link was opened here, the first fetch met the dead port, and this counted as the loss of an endpoint.
         link = self._link
         if link is None:
-            # UNSENT: an endpoint that has not received a request cannot have died of it.
+            # UNSENT says that the endpoint has not received the request, so it cannot have died of it.
             raise CallFailedError(Fault.UNREACHABLE if was_sent else Fault.UNSENT, "there is no connection to it")
         nbytes = link.fetch(message, decoder, timeout_s=timeout_s, on_call=on_call, was_sent=was_sent)
         return self._fetched(request, decoder, nbytes)

@@ -74,6 +74,7 @@ class ServedDataset:
             if description is None:
                 continue
             self.descriptions[connection.record.endpoint_id] = description
+            # An endpoint may have become foreign after it sent its description. Such an endpoint is not used.
             was_compared = self.spec in connection.prepared | connection.unusable
             if connection.state is ConnectionState.READY and not was_compared:
                 self._compare(connection, description, self.reference)
@@ -185,9 +186,9 @@ class ServedDataset:
 
     def _compare_environment(self, connection: EndpointConnection, found: Description, expected: Description) -> None:
         """Log one warning per data set if the versions of libraries or settings differ between two endpoints."""
-        # Only facts that both endpoints report can differ.
         if self._has_warned:
             return
+        # Only facts that both endpoints report can differ.
         names = sorted(found.environment.keys() & expected.environment.keys())
         differing = [name for name in names if found.environment[name] != expected.environment[name]]
         if differing:

@@ -101,7 +101,7 @@ class Fetchers:
             fleet,
             window,
             on_outcome=self._on_outcome,
-            on_missing=self._on_missing,
+            on_missing=self._engage_fetcher,
         )
         self._inline = InlineFetches(
             fleet.clock, settle=self._outcomes.settle, hand_over=functools.partial(self._hand_over, was_sent=True)
@@ -127,17 +127,17 @@ class Fetchers:
         Returns:
             The attempt of a missing batch whose request the consumer has to `send` itself, or None.
         """
-        # A request earns once, however often it is sent. A busy endpoint refuses a request several times a second. When
-        # each attempt earned, the busiest endpoints got the most hedges.
+        # Each request, and not each attempt, adds to the budget of hedges. A busy endpoint refuses a request several
+        # times a second. When each attempt added to the budget, the busiest endpoints got the most hedges.
         self._hedging.budget.earn()
         self.window.add(request, dataset)
         attempt = self._start_inline()
         if self.window.missing:
-            self._on_missing()
+            self._engage_fetcher()
         return attempt
 
     def _start_inline(self) -> Attempt | None:
-        """Start an attempt for the lowest missing batch if the consumer should send the request, and receive it."""
+        """Start an attempt for the first missing batch if the consumer should send the request itself."""
         batch = self.window.missing[0]
         if (
             not batch.dataset.receiver.is_consumer
@@ -160,12 +160,12 @@ class Fetchers:
         attempt = self.window.start(batch, connection, self._fleet.clock())
         request = batch.request
         if (
-            # If one sample of a part raises, its helper sends no sample of the part. With "skip", such samples are
-            # expected, so parts would often be computed in vain.
+            # If one sample raises, the helper that computes it sends none of its samples. With "skip", samples that
+            # raise are expected, so helpers would often compute in vain.
             request.on_sample_error == "raise"
             # A request that may kill endpoints must reach one endpoint only, so it asks no helpers.
             and not batch.poison.num_calls
-            # A planned endpoint must itself try the samples that an optional endpoint has skipped.
+            # An optional endpoint has skipped samples of this batch. One endpoint of the plan must itself try them all.
             and not batch.doubted
             # A purity check computes all samples twice on one endpoint.
             and not request.verify
@@ -185,6 +185,7 @@ class Fetchers:
         except Exception as error:  # noqa: BLE001 - delivered as the batch's outcome
             self._outcomes.settle(attempt, error)
             return
+        # The request could not be sent without blocking, for example because no connection is idle.
         if sent is None:
             self._hand_over(attempt)
             return
@@ -201,18 +202,20 @@ class Fetchers:
         outcome = self.window.pop()
         if outcome is not None:
             self._needs_endpoint = False
-            # Delivery frees bytes, and the batch that is next now may exceed the byte limit.
+            # A fetcher may now have room for a missing batch, because the delivery has freed bytes, and because the
+            # batch that is next to deliver is allowed to exceed the byte limit.
             self._wake_one()
         return outcome
 
     def free_delivered(self) -> None:
-        """Stop counting the bytes of the batch before, because the consumer wants the next batch."""
+        """Stop counting the bytes of the last delivered batch, because the consumer wants the next batch."""
         self.window.free_delivered()
         self._wake_one()
 
     def wait(self, timeout_s: float) -> None:
         """Wait until the consumer may go on. Hedge the batch that it waits for if that batch is overdue."""
         timeout_s = min(timeout_s, self.hedge_if_overdue())
+        # All answers go to fetchers, which wake the consumer.
         if not len(self._inline):
             self._outcome_arrived.wait(timeout_s)
             return
@@ -235,7 +238,8 @@ class Fetchers:
         attempt is cancelled.
 
         Returns:
-            Seconds until the batch is overdue, infinite if no attempt has to be watched.
+            Seconds until the batch is overdue. Infinite if it is overdue already, or is not hedged now. The consumer
+            calls this method again at least twice a second while it waits.
         """
         self._needs_endpoint = False
         attempt = self.window.attempt_of_next()
@@ -271,14 +275,16 @@ class Fetchers:
         return math.inf
 
     def _on_outcome(self, has_work: bool) -> None:
-        """Wake the consumer if `Window.put` has returned that it has something to do, or to make a second attempt."""
+        """Wake the consumer if it has something to do: take an outcome, add requests, or make a second attempt.
+
+        ``has_work`` is the return value of `Window.put`. It does not cover a second attempt that needs an endpoint.
+        """
         # Any outcome may free the endpoint that a second attempt needs.
         if has_work or self._needs_endpoint:
-            # The consumer takes the outcome, adds requests, or hedges.
             self._wake_consumer()
 
-    def _on_missing(self) -> None:
-        """Let a fetcher request a missing batch, or make the call of an attempt that was handed over."""
+    def _engage_fetcher(self) -> None:
+        """Start a fetcher if there are too few, and wake one. It requests a missing batch, or makes a queued call."""
         self._ensure_thread()
         self._work_exists.notify()
 
@@ -322,8 +328,8 @@ class Fetchers:
             self.on_fleet_change()
         for attempt in attempts:
             attempt.cancel()
-        # Take the locks in this order only, see rule 3 of the contract at the top of this module. The consumer releases
-        # the first one, because `on_fleet_change` has ended its wait.
+        # Every thread takes the locks in this order. With both orders, two threads could wait for each other for ever.
+        # The consumer releases the first lock, because `on_fleet_change` has ended its wait.
         with self._inline.lock, self._fleet.lock:
             self._inline.close()
             for attempt in attempts:
@@ -364,7 +370,7 @@ class Fetchers:
         """Wake one fetcher if a batch is missing. Usually no batch is missing, because each has its own fetcher.
 
         A fetcher looks for work before it waits, and wakes another fetcher if it finds work. Therefore it is enough to
-        wake one fetcher. A fetcher that frees room itself need not wake another.
+        wake one fetcher. A fetcher that frees room looks for work next, so it need not wake another.
         """
         if self.window.missing:
             self._work_exists.notify()
@@ -460,14 +466,18 @@ class Fetchers:
             call.cancel()
 
     def _hand_over(self, attempt: Attempt, *, was_sent: bool = False) -> None:
-        """Let a fetcher make the call of an attempt. ``was_sent``: whether the endpoint may have got the request."""
+        """Let a fetcher make the call of an attempt that the consumer has started.
+
+        ``was_sent``: whether the consumer has sent the request, over a connection that then failed.
+        """
         with self._fleet.lock:
+            # The consumer no longer makes this call itself.
             attempt.is_inline, attempt.was_sent = False, was_sent
             if self.is_closed:
                 self._outcomes.end(attempt)
                 return
-            # The fetcher sends the request a second time.
+            # If the request was sent, the fetcher sends it a second time, which counts as a retry.
             self._fleet.stats.retries += was_sent
             attempt.issued_s = self._fleet.clock()
             self._for_fetchers.append(attempt)
-            self._on_missing()
+            self._engage_fetcher()

@@ -265,7 +265,8 @@ class Fleet:
     def count_outstanding(self) -> None:
         """Count the requests in progress anew, when a reader has closed. The caller must hold the lock.
 
-        An exception, such as Ctrl-C, may have ended its consumer between the count of a request and its attempt.
+        `Router.choose` counts a request before its attempt begins. If an exception, such as Ctrl-C, has ended the
+        consumer of the closed reader in between, the count is too high.
         """
         for connection in self._table.all():
             connection.num_outstanding = 0
@@ -465,12 +466,13 @@ class Fleet:
 
     def _prepare_failed(self, connection: EndpointConnection, error: CallFailedError, generation: int) -> None:
         """Update the endpoint's state after a failed call of `EndpointConnection.prepare`."""
-        # A busy endpoint gets the request again after a pause. Any other failure counts as a loss of the endpoint.
         if error.fault is Fault.FOREIGN:
             self.call_failed(connection, error, generation)
+        # A busy endpoint gets the request again after a pause.
         elif error.fault is Fault.BUSY and connection.generation == generation:
             connection.last_message = str(error)
             connection.retry_at_s = self.clock() + FIRST_BACKOFF_S
+        # Any other failure counts as a loss. `_mark_down` ignores a failure, busy or not, of an older link.
         else:
             self._mark_down(connection, error, generation)
 

@@ -113,6 +113,7 @@ class InlineFetches:
             oldest = next(iter(self._sent.values()), None)
             if oldest is None:
                 return
+            # The consumer is absent if it has received nothing since this time although a fetch was in progress.
             since_s = max(oldest[0].issued_s, self._last_receive_s)
             if self._clock() - since_s >= ABSENT_S:
                 self._receive(self._readable(0.0), self._last_receive_s)

@@ -77,7 +77,7 @@ class Outcomes:
                     self._retry(batch)
                     return
                 self._won(attempt, outcome)
-            elif not self._is_final(attempt, outcome):
+            elif not self._settle_failure(attempt, outcome):
                 return
             others = tuple(batch.attempts)
             # Mark the other attempt before it is cancelled below. Otherwise its end would count as a loss of its
@@ -120,13 +120,13 @@ class Outcomes:
     def _answered(self, attempt: Attempt, fetched: Fetched, answered_s: float | None) -> None:
         """Record what a batch says about its endpoint and its data set, whether or not it is delivered."""
         request, stats, now_s = attempt.batch.request, self._fleet.stats, self._fleet.clock()
-        # An answer may have lain in the socket while the script was away. That time must not count as the endpoint's.
+        # An answer may have lain in the socket while the script was away. This time does not count in ``took_s``.
         answered_s = now_s if answered_s is None else min(answered_s, now_s)
         # Count only the computation, from `since_s` on. The time from the request on also contains the time in the
         # endpoint's queue, which depends on how many requests this rank has in flight.
         took_s = max(0.0, answered_s - attempt.since_s)
         self._hedging.observe(request, took_s)
-        # Other hosts have computed a part of the batch, because they keep its samples.
+        # Count the batch if other hosts have computed a part of it, because they keep its samples.
         stats.gathered += fetched.num_parts > 1
         attempt.connection.delivered(num_queued=fetched.num_queued, now_s=now_s)
         stats.received_bytes += fetched.nbytes - fetched.saved_bytes
@@ -151,8 +151,8 @@ class Outcomes:
                     other.connection.avoid(now_s - other.since_s, now_s)
         self.deliver(attempt.batch, fetched)
 
-    def _is_final(self, attempt: Attempt, error: Exception) -> bool:
-        """Settle a failed attempt. Its batch fails, will be requested again, or waits for its other attempt.
+    def _settle_failure(self, attempt: Attempt, error: Exception) -> bool:
+        """Act on a failed attempt. Its batch fails, will be requested again, or waits for its other attempt.
 
         Returns:
             Whether the batch has failed.
@@ -178,10 +178,11 @@ class Outcomes:
             self._on_missing()
 
     def _failed(self, attempt: Attempt, error: Exception) -> BaseException | None:
-        """Act on a failed attempt. Return the exception to raise, or None to request the batch again."""
+        """Record a failed attempt in its endpoint and its batch. Return the exception to raise, or None to retry."""
         fleet, batch, connection = self._fleet, attempt.batch, attempt.connection
         if isinstance(error, CallFailedError):
-            # An endpoint computes its lowest request first. So if it was lost, this request probably was in progress.
+            # If the endpoint was lost, this request may have killed it (`PoisonDetector`). Endpoints compute requests
+            # in order, so the first request on a lost endpoint probably was in progress there.
             was_first = attempt.is_lowest_of(self._window.unanswered())
             fleet.call_failed(connection, error, attempt.generation)
             if error.fault.is_loss:

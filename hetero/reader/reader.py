@@ -106,7 +106,7 @@ class Reader(Iterator[Any]):
             all_bytes=fleet.used_bytes,
         )
         self._fetchers = Fetchers(fleet, self._window, allocate=allocate)
-        # The garbage collector may run this finalizer in a thread that holds the lock.
+        # `abandon` takes no lock, because the garbage collector may run this finalizer in a thread that holds one.
         self._finalizer = weakref.finalize(self, self._fetchers.abandon)
         with fleet.lock:
             fleet.add_listener(self._fetchers)
@@ -126,8 +126,8 @@ class Reader(Iterator[Any]):
         # Measure how long the consumer was away, to choose who receives the next batches.
         if receiver is not None:
             receiver.come_back(self._fleet.clock())
-        # The consumer drops the batch before, if that is large enough to count. Take the lock only then, because a
-        # small batch is delivered in less time than the lock may take.
+        # The consumer is done with its last batch. Only a large batch still counts in the window, so take the lock only
+        # for such a batch: a small batch is delivered in less time than the lock may take.
         if self._window.counts_delivered:
             with self._fleet.lock:
                 self._fetchers.free_delivered()
@@ -245,6 +245,7 @@ class Reader(Iterator[Any]):
                         fleet.describe_endpoints(),
                     )
                 fetchers.wait(POLL_S)
+                # The batch has arrived, so deliver it before anything else.
                 if window.is_deliverable:
                     continue
             if self._on_wait is not None:

@@ -30,15 +30,17 @@ class ReceiverChoice:
         self.is_consumer = False
         """Whether the consumer should receive the batches that are requested next."""
         self._num_rounds = 0
-        self._away_s = 0.0  # sum over these rounds
+        """Rounds since the last choice. In a round the consumer gets a batch, works on it, and comes back for more."""
+        self._away_s = 0.0
+        """Seconds that the consumer has worked on batches in these rounds, all together."""
         self._left_s: float | None = None
         """Monotonic time when the consumer got its last batch. None before the first batch."""
 
     def come_back(self, now_s: float) -> None:
         """Record that the consumer calls ``next``, at this monotonic time. Every 16 calls, choose who receives.
 
-        A consumer that was away only for a short time between two batches receives the next ones itself. If it was away
-        for longer, fetchers can receive while it is away.
+        A consumer that was away only for a short time between two batches receives the next batches itself. If the
+        consumer was away for longer, fetchers can receive in this time.
         """
         if self._left_s is None:
             return

@@ -40,6 +40,7 @@ class ConnectionTable:
         self._connections: dict[str, EndpointConnection] = {}
         self._retired: list[EndpointConnection] = []  # endpoints that left, but calls may still be in progress
         self._last_messages: dict[str, str] = {}
+        """Last message about each endpoint that has left, by the endpoint's id."""
         self.num_slots = 0
         """Batches that all endpoints, except foreign ones, can compute at the same time."""
 
@@ -127,6 +128,7 @@ class Router:
         self._world_size = world_size
         self._clock = clock
         self._on_free = on_free
+        """Called when requests that wait for an endpoint may choose again, or when a retired endpoint can be closed."""
         self._num_choices = 0
         """Choices so far. The number of the last one is kept in the connection, as ``last_choice``."""
 
@@ -197,8 +199,8 @@ class Router:
         Ranks of a large job use only some of the hosts. Then a sample has one owner among the hosts of each rank. For
         most ranks this is the same host.
 
-        If hosts have equally many endpoints, each endpoint always asks the same endpoint of another host. So there are
-        few connections.
+        To keep connections few, an endpoint always asks the same endpoint of another host, if both hosts have equally
+        many endpoints.
 
         Args:
             request: The request.
@@ -221,7 +223,8 @@ class Router:
             and not connection.record.is_optional
         )
         num_hosts = len(num_endpoints)
-        # With fewer samples than hosts, each part would have about one sample, which is not worth a request.
+        # A request can name at most `MAX_HELPERS` helpers, one of each other host. With fewer samples than hosts, each
+        # helper would compute about one sample, which is not worth a request.
         if not 1 < num_hosts <= MAX_HELPERS + 1 or work.num_samples < num_hosts:
             return (), None
         available: dict[str, list[EndpointConnection]] = {}
@@ -230,17 +233,17 @@ class Router:
             # The helper's samples go into the same batch, and their bytes may depend on the versions of libraries.
             if found.keeps_samples and found.environment == description.environment:
                 available.setdefault(connection.record.host, []).append(connection)
-        # Endpoint i of a host with n endpoints asks the endpoints i, i + n, i + 2 n and so on of another host, one in
-        # each step. If the other host has n endpoints too, these are always the same endpoint.
+        # In step s, endpoint i of a host with n endpoints asks endpoint i + s n of the other host, modulo the number of
+        # available endpoints there. If this number is n too, that is always endpoint i.
         turn = _index_on_host(lead) + request.step * num_endpoints[lead.record.host]
         host_of_sample = owners_of(work.indices, num_endpoints)
         helpers: list[EndpointConnection] = []
         helper_of_host = np.zeros(len(num_endpoints), np.uint8)  # 0: ``lead`` computes the host's samples
-        for number, host in enumerate(num_endpoints):
+        for host_index, host in enumerate(num_endpoints):
             candidates = sorted(available.get(host, ()), key=_index_on_host)
-            if host != lead.record.host and candidates and (host_of_sample == number).any():
+            if host != lead.record.host and candidates and (host_of_sample == host_index).any():
                 helpers.append(candidates[turn % len(candidates)])
-                helper_of_host[number] = len(helpers)
+                helper_of_host[host_index] = len(helpers)
         return (tuple(helpers), helper_of_host[host_of_sample]) if helpers else ((), None)
 
     def choose_other(self, spec: DatasetSpec, overdue_on: EndpointConnection) -> EndpointConnection | None:
@@ -397,23 +400,23 @@ def _index_on_host(connection: EndpointConnection) -> int:
 
 
 def owners_of(indices: npt.NDArray[np.int64], hosts: Mapping[str, int]) -> npt.NDArray[np.intp]:
-    """Return for each sample the number of its host in ``hosts``.
+    """Return for each sample the index of its host in ``hosts``.
 
     This is weighted rendezvous hashing: each host has a pseudo-random score for each sample, and the largest score
     wins. If a host comes or leaves, only its own samples move.
 
     Args:
         indices: Positions in the data set.
-        hosts: Number of endpoints by the name of the host, for at least one host. A host's share of the samples is its
-            share of the endpoints.
+        hosts: At least one host, with how many endpoints it has. A host's share of the samples is its share of the
+            endpoints.
     """
     keys = np.ascontiguousarray(indices).view(np.uint64)
     # Minus a score is an exponential random variable with rate n, for a host with n endpoints. The least of n such
     # variables with rate 1 has the same distribution. So this is as if each endpoint took part with its own score.
     # 0.5 is added because a hash may be 0, which has no logarithm.
-    scores = [np.log((_mixed(keys ^ _key(host)) + 0.5) * 2.0**-64) / number for host, number in hosts.items()]
-    numbers: npt.NDArray[np.intp] = np.argmax(scores, axis=0)
-    return numbers
+    scores = [np.log((_mixed(keys ^ _key(host)) + 0.5) * 2.0**-64) / count for host, count in hosts.items()]
+    host_indices: npt.NDArray[np.intp] = np.argmax(scores, axis=0)
+    return host_indices
 
 
 def _key(host: str) -> np.uint64:

@@ -49,6 +49,9 @@ class WindowGrowth:
     def is_held_up(self, *, num_waiting: int, size: int) -> bool:
         """Return whether the next batch holds up at least half a window, and add places if it does.
 
+        There is then an additional place for each batch that waits, so as many batches are in flight as before. But the
+        window grows at most to `MAX_FACTOR` times its size.
+
         Args:
             num_waiting: Batches that have arrived and wait for the next one.
             size: The window's size.
@@ -63,7 +66,7 @@ class WindowGrowth:
         self._places = max(0.0, self._places - 1 / self.DELIVERIES_PER_PLACE)
 
     def limit(self, *, num_waiting: int, size: int) -> int:
-        """Return how many undelivered batches there may be: ``size``, and those waiting in an additional place."""
+        """Return how many undelivered batches there may be: ``size``, and those that wait, up to the added places."""
         return size + min(num_waiting, int(self._places))
 
 
@@ -103,10 +106,10 @@ class Window:
 
     @property
     def size(self) -> int:
-        """Largest number of batches in flight: the plan, but at least 3.
+        """Largest number of batches in flight: the number that ``planned`` returns, but at least 3.
 
-        With two batches, one might be delivered while the other is sent, and no endpoint would compute. If the plan is
-        2, `has_room` lets a third batch begin only if the batches beyond the plan have at most
+        With two batches, one might be delivered while the other is sent, and no endpoint would compute. If two are
+        planned, `has_room` lets a third batch begin only if the batches beyond the planned number have at most
         `WindowGrowth.MAX_BYTES`.
         """
         # At 10 MB from one endpoint, the third batch gives 1.18 x the throughput.
@@ -191,8 +194,8 @@ class Window:
     def has_room(self, batch: PendingBatch) -> bool:
         """Return whether the bytes of a missing batch fit. The next batch to deliver always fits.
 
-        There are two bounds. Batches beyond the plan have at most `WindowGrowth.MAX_BYTES` together. And the window
-        keeps within its part of the bound that all windows of this process share, see `_own_max_bytes`.
+        There are two bounds. Batches beyond the planned number have at most `WindowGrowth.MAX_BYTES` together. And the
+        window keeps within its part of the bound that all windows of this process share, see `_own_max_bytes`.
         """
         # The consumer waits for this batch, and nothing frees bytes before it is delivered.
         if batch.sequence == self.next_sequence:

@@ -53,7 +53,7 @@ class ConsumptionCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Discard the batches that Keras asked for before training."""
-        self._steps.begin_training(_num_pipelines(getattr(self.model, "distribute_strategy", None)))
+        self._steps.begin_training(_num_reading_processes(getattr(self.model, "distribute_strategy", None)))
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Begin a step. The job may end here."""
@@ -93,13 +93,13 @@ def check_batches_per_step(batches_per_step: int) -> int:
     return batches_per_step
 
 
-def _num_pipelines(strategy: Any) -> int:
-    """Return how many processes of a strategy read the dataset.
+def _num_reading_processes(strategy: Any) -> int:
+    """Return how many processes of a strategy read the dataset, each in a pipeline of its own.
 
     `fit` calls TensorFlow's `experimental_distribute_dataset` for a dataset. TensorFlow then treats a batch as the
     global batch of all these processes, and cuts it into one part for each.
     """
-    # With one replica there is one process. Some strategies of this kind have no ``worker_devices``.
+    # With one replica there is one process. Some strategies with one replica have no ``worker_devices``.
     if strategy is None or strategy.num_replicas_in_sync == 1:
         return 1
     # ``worker_devices`` are the devices of this process, with one replica each.

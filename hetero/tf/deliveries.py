@@ -40,7 +40,10 @@ class Deliveries:
         self._num_read = 0
 
     def behind(self, dataset: Any) -> Any:
-        """Return a dataset with the same elements that also adds each element's time and size to this record."""
+        """Return a dataset that takes its elements from ``dataset``, and adds the time and size of each to this record.
+
+        The returned dataset is the next stage of the pipeline, behind ``dataset``.
+        """
         is_unpacked = type(dataset.element_spec) is tuple  # `map` unpacks elements of exactly this type
 
         def note(*element: Any) -> Any:
@@ -53,8 +56,9 @@ class Deliveries:
     def read(self) -> list[tuple[float, int]]:
         """Return a time (seconds of `time.time`) and a number of samples for each batch since the last call.
 
-        If more batches came than the record has places, the first ones were overwritten. They get time 0, so they count
-        as batches that came before any step, and the size of the oldest kept batch.
+        If more batches came than the record has places, the first batches were overwritten. For each of them, the
+        returned time is 0, as if the batch had come before any step, and the size is that of the oldest batch that is
+        still in the record.
         """
         log = self._log.numpy()
         count = int(log[0])
@@ -70,6 +74,7 @@ class Deliveries:
 
     def _note(self, size: Any) -> None:
         """Add the current time and a batch's size to the record. TensorFlow runs this in the pipeline's graph."""
+        # Place 0 has the count. After it, each batch has two places in a ring, for its time and its size.
         count = self._log.sparse_read([0])[0]
         place = 1 + 2 * (tf.cast(count, tf.int64) % _NUM_KEPT)
         places = tf.stack([tf.constant(0, tf.int64), place, place + 1])

@@ -75,10 +75,11 @@ def derive_spec(probes: Sequence[tuple[int, Any]], *, batch_size: int | None, dr
     (num_first, first), (num_second, second) = probes
 
     def dimension(one: int, other: int) -> int | None:
-        """Return the dimension that all batches have, from the dimensions of the two probes. None if it varies."""
+        """Return the dimension that all batches have, from its lengths in the two probes. None if it varies."""
         if one == other:
             return one
-        # The dimension is proportional to the number of samples.
+        # Whether the dimension is proportional to the number of samples in the probe. Without ``drop_last``, the last
+        # batch may have fewer samples, so such a dimension varies.
         grows = one * num_second == other * num_first
         return one * batch_size // num_first if batch_size is not None and drop_last and grows else None
 

@@ -401,8 +401,8 @@ class Feed(LoaderPipeline):
             batches = self.passes.report(num_batches)
             step, self._step = self._step, None
             if batches and (is_awaited or step is not None):
-                # The wait ends now, and the timer measures it. But in fit it ended when the first batch was produced.
-                # If that happened before the step, a buffer had the batch, and the step did not wait.
+                # With None, the timer takes the wait as ending now. But the wait of a step of fit ended when its first
+                # batch was produced. If none was produced since the step began, it had its batches without a wait.
                 waited_s = None
                 if step is not None and not is_awaited:
                     waited_s = step.waited_s or 0.0

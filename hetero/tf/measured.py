@@ -45,6 +45,8 @@ class MeasuredDataset(tf.data.Dataset):  # type: ignore[misc]
 
     def __iter__(self) -> Any:
         """Return an iterator over a pass. Each batch that it returns to the script is a step."""
+        # In a graph, use TensorFlow's own iterator, and measure nothing. A graph would run the Python code of the
+        # iterator below only once, while it is traced.
         if not tf.executing_eagerly():
             return super().__iter__()
         # Forget the batches that an earlier iterator made ahead, because nothing consumes them now.
@@ -191,8 +193,8 @@ class _Steps(LoaderTiming):
     def consume(self, num_batches: int) -> None:
         """Record the next batches as consumed.
 
-        The wait for them ended when the last batch of the first step left the pipeline, because that step could begin
-        then.
+        They may belong to several steps. The wait for them ended when the last batch of the first of these steps left
+        the pipeline, because this step could begin then.
 
         Args:
             num_batches: Number of batches. At the end of an epoch Keras may report more batches than left the pipeline.
@@ -205,7 +207,7 @@ class _Steps(LoaderTiming):
             if not self._parts:
                 came_s, size = self._prefetched.popleft()
                 self._parts = _parts(size, self._parts_per_batch)
-                # The first step consumes this batch. Its last batch counts.
+                # This batch belongs to the first step. The last such batch gives the final value of ``waited_s``.
                 if len(consumed) < self.batches_per_step:
                     waited_s = came_s - self._begun_s
             consumed.append(self._parts.pop())

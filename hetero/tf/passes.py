@@ -349,10 +349,11 @@ class PassLog:
     def _leave_behind(self) -> None:
         """Close all open passes, except those that an iterator counts.
 
-        - CLOSED, so the pass counts as an epoch: A batch of it was consumed. Or its last batch was produced and the
-          script reports nothing, so the pass counts as used.
+        - CLOSED, so the pass counts as an epoch: A batch of it was consumed. Or its last batch was produced, and the
+          script had announced no reports when the pass began (``is_announced``), so the pass counts as used.
         - VOID, so its epoch comes again: Any other pass, because the training has not used it.
         """
+        # A later report must not open the void pass again, because the script has left that pass behind.
         self._dropped = None
         # `_close` removes passes from the list, so iterate over a copy. The order of the passes does not matter.
         for each in self._open[:]:

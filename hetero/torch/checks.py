@@ -165,6 +165,7 @@ def effective_seed(seed: int | None, generator: torch.Generator | None) -> int:
     # 0 is the seed of a loader without a seed, so a generator counts instead of it.
     if seed:
         raise ConfigError(f"both seed={seed} and generator= were passed; pass one of them")
+    # torch's seeds have up to 64 bits, and a seed of hetero is a signed 64-bit integer.
     return generator.initial_seed() % 2**63
 
 

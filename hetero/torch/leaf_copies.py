@@ -90,14 +90,17 @@ def _copy_container(container: Any) -> Any:
     try:
         items = container.items() if is_mapping else enumerate(container)
         copies = [(key, copy_leaves(item)) for key, item in items if type(item) not in _PLAIN_TYPES]
+        # A class that is not in `_CHANGEABLE` may share its items with its shallow copy.
         if isinstance(container, _CHANGEABLE) and (copied := _changed_copy(container, copies)) is not None:
             return copied
+        # All items are plain, for example numbers.
         if not copies:
             return container
         # Make the container from its items, as torch's own collation does for an unknown class.
         whole: Any = dict(container) if is_mapping else list(container)
         for key, item in copies:
             whole[key] = item
+        # If the class's constructor takes something else than items, share the container.
         made = type(container)(whole)
         return made if type(made) is type(container) and len(made) == len(container) else container
     except Exception:  # noqa: BLE001 - a user's class, which may raise anything
@@ -112,4 +115,6 @@ def _changed_copy(container: Any, items: list[tuple[Any, Any]]) -> Any:
             copied[key] = item
     except Exception:  # noqa: BLE001
         return None
+    # A class may define copying as returning the object itself. Then the loop above has put the new items into the
+    # original, and there is no copy.
     return copied if copied is not container else None

@@ -15,8 +15,8 @@ __all__ = ["is_prefetched", "load_pending_state"]
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 _states_and_loaded: list[Any] = []
-"""First the states of the present fit loop, as Lightning keeps them until the loop ends. Then the pipelines that have
-loaded theirs."""
+"""Item 0 is the list of states that Lightning keeps for the present fit loop. The other items are the pipelines that
+have loaded their state."""
 
 
 def load_pending_state(pipeline: Pipeline) -> None:
@@ -50,7 +50,8 @@ def load_pending_state(pipeline: Pipeline) -> None:
                 f"Lightning's checkpoint has the states of {len(states)} training loaders, this run has "
                 f"{len(stateful)}\n  Resume with the loaders of the run that saved the checkpoint."
             )
-        # Each loader gets its state once. Otherwise, a later pass of the same fit would go back to the checkpoint.
+        # Each loader gets its state once. Otherwise, a later pass of the same fit would go back to the checkpoint. Item
+        # 0 of `_states_and_loaded` is the fit's list of states, and the other items are pipelines with a loaded state.
         is_new_fit = not _states_and_loaded or _states_and_loaded[0] is not states
         if is_new_fit:
             _states_and_loaded[:] = [states]

@@ -250,7 +250,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         pin_memory = pin_memory and accelerator_is_available()
         # Build the pipeline, which plans and fetches the batches.
         local = LocalDataset(subject, collate_fn=user_function, worker_init_fn=worker_init_fn)
-        key = effective_seed(seed, generator)
+        order_seed = effective_seed(seed, generator)
         user_sampler = sampler if batch_sampler is None else batch_sampler
         pipeline = Pipeline(
             subject,
@@ -259,7 +259,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 shuffle=bool(shuffle),
                 drop_last=drop_last,
                 padding=padding,
-                seed=key,
+                seed=order_seed,
                 has_seed=seed is not None or generator is not None,
                 compression=compression,
                 on_sample_error=policy,
@@ -276,7 +276,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 is_batch_sampler=batch_sampler is not None,
                 batch_size=batch_size or 1,
                 drop_last=drop_last,
-                seed=key,
+                seed=order_seed,
             ),
             local=local,
             workers=WorkerOptions(
@@ -339,7 +339,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.requests_next_epoch = requests_next_epoch
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self._has_iterator = False
-        """Whether torch's loader would have an iterator by now that it uses in every pass, with persistent workers."""
+        """Whether torch's loader would have kept the iterator of the last pass, because its workers are persistent."""
         self._is_made = True
         """Whether this constructor has ended. Before, torch's constructor reads and sets the attributes."""
 

@@ -101,7 +101,7 @@ class LocalFetcher:
         sampler.is_used = True
         try:
             sampler.requests = self._note_prefetched(requests)
-            with _workers_ignore_platform():
+            with _workers_survive_sigterm():
                 return sampler, iter(loader)
         except BaseException:
             sampler.is_used = False
@@ -330,6 +330,7 @@ class LocalBatches(Iterator[Any]):
     def close(self) -> None:
         """End the workers, or keep persistent ones for the next pass. Idempotent."""
         self.is_open = False
+        # torch ends its workers when its iterator is dropped, unless the workers are persistent.
         self._answers = None
         sampler, self._sampler = self._sampler, None
         if sampler is not None:
@@ -382,20 +383,20 @@ def _error_of_batch(failure: Failure) -> DatasetError:
 
 
 @contextmanager
-def _workers_ignore_platform() -> Iterator[None]:
-    """Let workers that are started in the context survive one SIGTERM of the platform, and kill them at exit.
+def _workers_survive_sigterm() -> Iterator[None]:
+    """Let workers that are started in the context survive one SIGTERM, and kill them at exit.
 
     A platform such as Slurm may send SIGTERM to every process of a job that has to stop. The ranks still train to the
-    end of a step and need their workers for it. Only processes with the variable HETERO_SHIELD are shielded from this
-    SIGTERM. The kill is needed because multiprocessing sends one SIGTERM to each worker at exit, and then waits for its
-    end without a limit.
+    end of a step and need their workers for it. All this is done only if the environment has HETERO_SHIELD, which
+    launchers set. The kill is needed because multiprocessing sends one SIGTERM to each worker at exit, and then waits
+    for the worker's end without a limit.
     """
     before = multiprocessing.active_children()
     try:
         with sigterm_blocked_in_children():
             yield
     finally:  # also if torch could not start all workers
-        # Without the variable, workers are not shielded, and end at the first SIGTERM.
+        # Without HETERO_SHIELD, workers end at the first SIGTERM, so they need not be killed.
         for process in multiprocessing.active_children() if SHIELD_VARIABLE in os.environ else ():
             if process.daemon and process not in before:
                 # A finalizer and not `atexit`, because a process that multiprocessing has started runs only finalizers.

@@ -113,7 +113,7 @@ class _Feed:
             self._count_oldest()
 
     def _count_oldest(self) -> None:
-        """Set the loader's position after the oldest batch that is not counted yet, because the loop has got it."""
+        """Set the loader's position after the oldest batch in `_prefetched`, which the loop has got now."""
         oldest = self._prefetched.popleft()
         state = oldest.sampler_state
         self.pipeline.progress.advance(
@@ -123,6 +123,7 @@ class _Feed:
 
     def exhausted(self) -> None:
         """Record the end of the pass, and log how many of its batches have raised."""
+        # The loop has got all batches, also those that a wrapper of the loader had taken ahead.
         while self._prefetched:
             self._count_oldest()
         if self._num_lost:

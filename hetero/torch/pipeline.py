@@ -136,6 +136,7 @@ class Pipeline(LoaderPipeline):
                 batches of this rank. The batches of a user's sampler come in the sampler's order in both cases.
         """
         if self.sampler_order is not None:
+            # A tool that shards the batches of a sampler needs the same batches on every rank.
             if not all_ranks:
                 self._warn_of_equal_ranks(self.sampler_order.sampler)
             planned = self._plan_sampler(self.sampler_order, start)
@@ -167,6 +168,7 @@ class Pipeline(LoaderPipeline):
         self.take_sampler_epoch()
         number, start = self.progress.begin()
         if self.sampler_order is None:
+            # A loader that the script makes anew in each epoch begins with epoch 0 each time.
             if start == Start(0) and self.options.shuffle:
                 self._made_anew.warn(self.name)
             start, planned = self._begin_own_order(start, plan)
@@ -188,7 +190,7 @@ class Pipeline(LoaderPipeline):
 
     @property
     def may_add_next_epochs(self) -> bool:
-        """Whether a pass may also request the first batches of the next epoch. A profile run does not do this.
+        """Whether a pass also requests the first batches of the next epoch, in runs without profiling.
 
         False with a user's sampler, because it may draw from the script's generators. False if torch's workers get
         objects that the script may change between two passes.
@@ -214,31 +216,31 @@ class Pipeline(LoaderPipeline):
     def take_sampler_epoch(self) -> None:
         """Use the epoch that the script set on its sampler. If the script set none, restore a loaded state's epoch.
 
-        If the script sets an earlier epoch, the next pass still counts as the next epoch, because samples would
-        otherwise draw the same random numbers again.
+        If the script goes back to an earlier epoch, only the sampler does so. The pass still counts as the next epoch,
+        because samples would otherwise draw the same random numbers again.
         """
         order, resumed = self.sampler_order, self.progress.resumed
         # Within a pass, an epoch that the script sets on the sampler is for the pass after it.
         if order is None or self.progress.is_within_pass:
             return
-        found = order.epoch_set_by_user()
+        script_epoch = order.epoch_set_by_user()
         # A state was loaded, and the script has not called the loader's set_epoch since.
         if self._restores_epoch and resumed is not None and self.progress.named_epoch is None:
             self._restores_epoch = False
-            # The sampler has the epoch of the state already. So the script does not choose another epoch with it.
-            if found == resumed.sampler_epoch:
-                order.epoch, found = found, None
-            elif found is None and resumed.sampler_epoch is not None:
+            # The sampler has the epoch of the state already, so the script has not chosen another epoch.
+            if script_epoch == resumed.sampler_epoch:
+                order.epoch, script_epoch = script_epoch, None
+            elif script_epoch is None and resumed.sampler_epoch is not None:
                 order.set_epoch(resumed.sampler_epoch)
-        if found is None:
+        if script_epoch is None:
             return
         # If the loaded state is at the end of a pass, the next pass is the epoch after it.
         following = self.progress.next_start().epoch + (resumed is not None and resumed.completed)
         # If the loaded state is in the middle of an epoch, the script may name this epoch or any other one.
         is_within_epoch = resumed is not None and not resumed.completed
-        if found >= following or is_within_epoch:
-            self.set_epoch(found)
-        order.epoch = found
+        if script_epoch >= following or is_within_epoch:
+            self.set_epoch(script_epoch)
+        order.epoch = script_epoch  # this choice is handled, so `epoch_set_by_user` must not return it again
 
     def _begin_own_order(
         self, start: Start, plan: Callable[[Start], Iterator[PlannedBatch]]
@@ -266,9 +268,9 @@ class Pipeline(LoaderPipeline):
         return replace(start, num_samples=num_samples), plan(start)
 
     def note_delivered(self, number: int, sampler_state: object) -> None:
-        """Record in the order of the user's sampler that the next batch of a pass was delivered.
+        """Tell the user's sampler, if there is one, that the next batch of a pass was delivered (`SamplerOrder`).
 
-        The caller itself records it in the position (`Progress.advance`).
+        The caller itself changes the loader's position, with `Progress.advance`.
 
         Args:
             number: Number of the pass.
@@ -284,6 +286,7 @@ class Pipeline(LoaderPipeline):
         """
         self.extent.num_complete_passes += 1
         # The order of a user's sampler is known only at the end of a pass. With the loader's own order, `begin` warns.
+        # Check only the first pass, because a loader that the script makes anew in each epoch has only one pass.
         order = None if self.sampler_order is None else self.sampler_order.shuffled_order
         if order is not None and number == 1:
             self._made_anew.warn(self.name, order)
@@ -342,7 +345,7 @@ class Pipeline(LoaderPipeline):
         left = None
         if self.sampler_order is not None and position.sampler is None and self.progress.is_between_passes:
             left = self.sampler_order.left_position()
-        # If a loaded state has not begun its pass, `position` has the values of that state.
+        # `position` has values of a loaded state whose pass has not begun. Those that it lacks are this loader's own.
         return replace(
             facts,
             epoch=position.epoch,
@@ -353,7 +356,8 @@ class Pipeline(LoaderPipeline):
             left=None if left is None else {"epoch": left[0], "sampler": left[1]},
             sampler_epoch=None if self.sampler_order is None else self.sampler_order.epoch,
             # The states of all ranks must be the same. But without padding, one rank's pass may have ended while
-            # another rank is in its last step. So the state then counts the pass as ended.
+            # another rank is in its last step. So the state then counts the pass as ended, unless it is a loaded state
+            # whose pass has not begun (``resumed``), which is the same on all ranks already.
             completed=position.completed or (self.progress.resumed is None and self._may_end_unevenly()),
             num_samples=facts.num_samples if position.num_samples is None else position.num_samples,
             sampler_length=None if self.sampler_order is None else position.sampler_length or self.sampler_order.length,
@@ -420,7 +424,7 @@ class Pipeline(LoaderPipeline):
         )
 
     def _with_new_length(self, state: LoaderState, here: LoaderState) -> LoaderState:
-        """Return the state, with the data set's present length if its epoch is complete.
+        """Return the state, with the data set's present length if the state's epoch is complete.
 
         A data set object may grow between two epochs. Within an epoch, `check_fits` rejects another length.
         """
@@ -430,7 +434,7 @@ class Pipeline(LoaderPipeline):
         return state
 
     def is_over(self, start: Start) -> bool:
-        """Return whether no batch of the epoch is left from ``start`` on. Return True also if this is not known."""
+        """Return whether no batch is left from ``start`` on. True if unknown: `warn_of_rest` must not warn in vain."""
         if self.sampler_order is None:
             return super().is_over(start)
         try:
@@ -491,5 +495,6 @@ class Pipeline(LoaderPipeline):
                     f"{own_rank}\n  loader.batch_sampler yields the batches of all ranks; wrap a sampler of your own."
                 )
             yield planned
+        # With ``shard=``, the script itself decides which ranks share samples.
         if order.drawn_pass is not None and self.options.shard is None:
             self._ranks.compare_parts(order.drawn_pass, sampler=type(order.sampler).__name__)

@@ -210,15 +210,16 @@ class ViewPass:
     def _open_reader(self, batch: RequestedBatch, stride: int, *, is_first: bool) -> None:
         """Open a reader of ``batch`` and of every n-th batch after it, where n is ``stride``.
 
-        If this is the first batch that the tool fetches in the pass (``is_first``), and the tool has skipped none, the
-        requests of the next epoch follow, because the tool will take the same selection of its batches: the one at this
-        place, and every n-th after it.
+        The requests of the next epoch follow if this is the first batch that the tool fetches in the pass
+        (``is_first``), and the tool has skipped none. It will then take the batches of the next epoch at the same
+        places as in this epoch. A tool that skips batches, to resume, does so in one epoch only.
         """
         pipeline, chosen = self._pipeline, (batch.number, stride, int(self._all_ranks))
-        # A number of at least n means that the tool has skipped batches. It will not skip them in the next epoch.
+        # A number of at least n means that the tool has skipped batches.
         adds_next = is_first and batch.number < stride and pipeline.adds_next_epochs
         kept = pipeline.prefetched.take(self._start, pipeline.shard(), chosen) if adds_next else None
         if kept is None:
+            # Batches that were kept for a pass with another start or other places will not be used.
             pipeline.prefetched.discard()
             planned = self._following(batch, stride)
             self._requests = EpochRequests(pipeline, self._start, planned, adds_next_epochs=adds_next, selection=chosen)
@@ -255,7 +256,7 @@ class ViewPass:
         if number < oldest:
             return None
         found = self._batches[number - oldest]
-        # Drop batches that the tool has left behind, to limit memory.
+        # Keep `_MARGIN` earlier batches, because the tool may fetch some late. Drop older ones, to limit memory.
         while self._batches[0].number < min(self._num_handed_out, number) - _MARGIN:
             self._batches.popleft()
         return found

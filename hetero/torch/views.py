@@ -204,6 +204,8 @@ class SamplerView(DistributedSampler[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         """Yield this rank's indices in order. With single samples, each index carries the request of its sample."""
+        # A loader of single samples has no batch sampler, so this method begins the pass. Otherwise `BatchSamplerView`
+        # begins the pass, and this method only shows the indices of the next one.
         if not self.pipeline.collate:
             yield from ViewPass(self.pipeline, all_ranks=False)
             return

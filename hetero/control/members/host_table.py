@@ -114,7 +114,10 @@ class HostTable:
 
     @property
     def failure_delivered(self) -> bool:
-        """Whether the arbiter has received this host's failure. True without a failure, or if the cause is decided."""
+        """Whether the arbiter has received this host's failure.
+
+        True also if nothing has to be sent: without a failure, with a decided cause, or if no other host is arbiter.
+        """
         # None if no arbiter lives. None also if this host itself is the arbiter, because it is no peer of itself.
         arbiter = self._peers.get(self.arbiter or "")
         if self.own.failure is None or self.own.decided is not None or arbiter is None:
@@ -179,8 +182,8 @@ class HostTable:
     def at_work(self, role: Role) -> list[str]:
         """Return the other hosts of ``role`` that have begun their work, have not ended it, and were heard just now."""
         in_service = self.hosts_in_service()
-        # The first trainer host waits for the last figures of these hosts. A host that is lost while it drains must not
-        # cost it the whole wait, so a lease is too long here.
+        # The first trainer host waits for the last figures of these hosts. It must stop waiting soon for a host that is
+        # lost while it drains. So a host counts only if it was heard within ``suspect_s``, less than a lease.
         heard_since_s = self._clock() - self._timings.suspect_s
         others = (host for host in self.hosts(role) if host != self.own.host)
         return [

@@ -57,6 +57,7 @@ class JoinedHosts:
         """Record that a host has left."""
         joined = self.present.pop(host)
         admitted_s = self._admitted_s.pop(host)
+        # The list has a limit, because hosts may join and leave any number of times.
         if len(self.left) < MAX_JOINED:
             present_s = max(0.0, last_heard_s - admitted_s)
             self.left.append(LeftHost(joined=joined, status=status, present_s=present_s))

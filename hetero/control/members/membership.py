@@ -190,8 +190,8 @@ class Membership(HostTable):
         """Record that ``host`` has received this host's ``status``."""
         if (peer := self._peers.get(host)) is None:
             return
-        # Compare in both directions, because the status of a host that was done is no longer final when a new
-        # generation begins.
+        # A flag may become False again: if a new generation begins after this host was done, the peer no longer has
+        # this host's final status.
         before = peer.has_our_final, peer.has_our_failure
         peer.delivered = status
         if (peer.has_our_final, peer.has_our_failure) != before:
@@ -241,7 +241,9 @@ class Membership(HostTable):
         # The job goes on if trainer hosts compute batches, if the peer has joined later, or if other endpoints serve.
         if not self._needs_data_hosts or peer.member.host in self.joined_hosts.present or self.endpoints():
             return False
-        # If all hosts that the job could do without fail before any has served, no host is left to compute its batches.
+        # The failure ends the job if all planned data hosts are optional, and all have failed before one has served.
+        # Then no host is left to compute batches. This host itself is not in `_peers`, and has not failed if it is a
+        # data host.
         spare = [host for host in self.hosts(Role.DATA) if host not in self.joined_hosts.present]
         return all(
             host in self._peers

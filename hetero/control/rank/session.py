@@ -109,10 +109,10 @@ class RankSession:
         self.tls = tls
         self.directory = Directory()
         self.tf_servers = Directory()
-        self.stopped = False
+        self.stopped = False  # whether this rank has ended its work because the job must stop
         self.stop_failure: CallbackFailure | None = None
         self.generation = generation
-        self.hidden_error: HeteroError | None = None
+        self.hidden_error: HeteroError | None = None  # a framework shows the script only its text
         self._timers: list[StepTimer] = []
         self._loaders: dict[int, str] = {}
         """Maps the id of a timer to the name of its loader, made unique within this rank."""

@@ -45,6 +45,7 @@ class LateStop:
     def __init__(
         self, grace_s: float, end: Callable[[], object], *, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        # The other half of the grace is for the stop callbacks, which may save a checkpoint.
         self._patience_s = grace_s / 2
         self._end = end
         self._clock = clock
@@ -54,7 +55,7 @@ class LateStop:
         self._polled_s = float("-inf")
         """Time of the last call of `is_wait_over`."""
         self._may_interrupt = False
-        """Whether the handler of the signal is installed, and the signal was not yet sent."""
+        """Whether `install` has set the handler of `_SIGNAL`, and `interrupt_if_due` has not sent this signal yet."""
 
     def install(self) -> None:
         """Allow the interrupt. Call this on the main thread."""

@@ -128,7 +128,11 @@ class Phases:
             self._phase_s = 0.0
 
     def _is_phase_over(self, elapsed_s: float) -> bool:
-        """Return whether the phase has enough steps and time, or whether its time limit has passed."""
+        """Return whether the phase has enough steps and time, or whether its time limit has passed.
+
+        ``elapsed_s`` are the seconds since the first delivery. The time limit counts from there. The warm-up may end
+        without `ENOUGH_S` seconds of steps, because its steps are not measured.
+        """
         if self.num_steps >= self.num_planned and (self.phase is Phase.WARMUP or self._phase_s >= ENOUGH_S):
             return True
         # A phase needs some steps even after its time limit, because it must be measured.

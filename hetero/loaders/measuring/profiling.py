@@ -91,7 +91,7 @@ class LoaderProfiler:
         self._steps_per_epoch: int | None = None
         self._batch_samples = 0
         self._unfetched: deque[BatchRequest] = deque(maxlen=_MAX_REQUESTS)
-        """The first requests that kept batches have answered. Nothing was fetched for them."""
+        """The first `_MAX_REQUESTS` requests that kept batches have answered. Nothing was fetched for them."""
         self._fetched: deque[BatchRequest] = deque(maxlen=_MAX_REQUESTS)
         """The latest requests whose batches were fetched."""
         self._usage = _Usage(kept)
@@ -137,12 +137,13 @@ class LoaderProfiler:
         return self.phases.repeats and len(self.kept) > 0
 
     def begin_delivery(self, *, is_first: bool, has_fetched: bool = False, knows_wait: bool = True) -> None:
-        """Record whether the steps that end now are typical ones, which may be measured.
+        """Record whether the steps that end now are typical. Only typical steps are measured.
 
-        If a step contains batches of another loader, it is not typical, because the script validates in it. If another
-        loader has a pass between two passes, that pass belongs to no step. In the headspace phase, a step with fetched
-        batches is not typical, because the framework had taken these batches ahead. The first step of an epoch is not
-        typical if runs without profiling request its batch in the epoch before.
+        A step is not typical if another loader has delivered batches in it, because the script then validates within
+        the step. This rule does not apply to the first batch of a pass, because the time between two passes belongs to
+        no step. The step that gets the first batch is not typical if runs without profiling request this batch in the
+        epoch before. In the headspace phase, a step with fetched batches is not typical, because the framework had
+        taken these batches ahead.
 
         Args:
             is_first: Whether the batch is the first of its pass.
@@ -170,7 +171,7 @@ class LoaderProfiler:
         self.phases.window = max(self.phases.window, -(-num_prefetched // self.batches_per_step))
         if self._first_s is None:
             self._first_s = self._clock()
-            with contextlib.suppress(Exception):  # the length of the user's sampler or data set
+            with contextlib.suppress(Exception):  # the user's __len__, which may be missing or raise anything
                 self._steps_per_epoch = self._pipeline.num_batches()
         num_samples = request.work.num_samples
         if num_samples >= self._batch_samples:
@@ -225,7 +226,7 @@ class LoaderProfiler:
             num_steps_total=phases.num_steps_total,
             batch_samples=self._batch_samples * self.batches_per_step,
             num_loader_processes=self._num_processes,
-            steps_per_epoch=(self._steps_per_epoch or 0) // self.batches_per_step or None,
+            steps_per_epoch=(self._steps_per_epoch or 0) // self.batches_per_step or None,  # None if not known
             requests_ahead=self._pipeline.requests_ahead,
         )
         # The script may be in a long validation, so it measures no further steps. Report what there is.
@@ -264,10 +265,10 @@ class LoaderProfiler:
             self._usage.update(is_over=self.phases.phase is Phase.DONE)
 
     def _data_wait(self, num_steps: int) -> Spread | None:
-        """Return the data wait of the first ``num_steps`` steps as the job runs.
+        """Return the data wait of the first ``num_steps`` measured steps of the RUNNING phase. None if not known.
 
-        If the framework takes several batches at once, only the wait for the first of them is measured. The data wait
-        is then computed from the steps with and without waits, or None if all steps have waits.
+        If the framework takes several batches at once, only the wait for the first of them is measured. Then the data
+        wait is computed from the steps of the HEADSPACE phase, which have no waits. This takes at least `MIN_STEPS`.
         """
         phases = self.phases
         if self._knows_waits:
@@ -275,7 +276,7 @@ class LoaderProfiler:
         step_s, headspace_s = phases.step_s[:num_steps], phases.headspace_s[:]
         if not step_s or len(headspace_s) < MIN_STEPS:
             return None
-        # Steps of the headspace phase have no waits. So the rest of a mean step is waiting.
+        # A step of the RUNNING phase is longer than one of the HEADSPACE phase only because of its waits.
         share = max(0.0, 1.0 - statistics.fmean(headspace_s) / statistics.fmean(step_s))
         return _spread([share * seconds for seconds in step_s], "modelled")
 
@@ -341,6 +342,7 @@ class ProfiledBatches(Iterator[Any]):
         self._requests = requests
         self._source: Batches | None = None if profiler.repeats else open_source(requests)
         self._num_unconsumed = num_unconsumed
+        """If not None, the framework takes batches ahead, and the caller itself reports when the script gets one."""
         self._is_closed = False
         self._is_first = True
         """Whether the next batch is the first one of the pass."""
@@ -392,7 +394,7 @@ class ProfiledBatches(Iterator[Any]):
 
     def _begin_delivery(self) -> None:
         """Report to the profiler that the script gets a batch, unless the caller reports this itself."""
-        # The framework takes batches ahead of the script, so only the caller knows when the script gets one.
+        # If the framework takes batches ahead of the script, only the caller knows when the script gets one.
         if self._num_unconsumed is not None:
             return
         self._profiler.measure_if_done()

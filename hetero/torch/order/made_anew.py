@@ -20,6 +20,8 @@ _finished: dict[tuple[object, ...], tuple[Callable[[Any], bool], bytes | None]] 
 """Kinds of loaders that have delivered a whole epoch in this process. For the last loader of each kind: a function that
 returns whether a data set is the loader's, and the digest of its sampler's order."""
 _warned: set[tuple[object, ...]] = set()
+"""Kinds of loaders that `MadeAnew.warn` has warned of. After the warning of `warn_of_same_order`, also the tuple
+``("side by side",)``."""
 _begun: weakref.WeakValueDictionary[object, Any] = weakref.WeakValueDictionary()
 """Passes of loaders without ``seed=`` that have begun and not ended. The key is what decides their order."""
 
@@ -89,6 +91,7 @@ def warn_of_same_order(owner: object, pipeline: Any, order: object) -> None:
     if order is None:
         return
     other = _begun.get(order)
+    # `_warned` contains tuples. This tuple stands for all pairs of loaders, so only the first pair causes a warning.
     if other is not None and other.pipeline is not pipeline and ("side by side",) not in _warned:
         _warned.add(("side by side",))
         logger.warning(

@@ -186,11 +186,11 @@ class SamplerOrder:
         return None if self._left_pass is None else (self._left_pass.number, self._left_pass.states[0])
 
     def restore_left_position(self, number: int, state: object) -> None:
-        """Make the next pass begin where an earlier pass left the sampler. The pass draws its last batch again.
+        """Make the next pass begin where an earlier pass left the sampler.
 
         Args:
             number: The number of the earlier pass.
-            state: The sampler's state before the last delivered batch of the earlier pass. See `_rewind`.
+            state: The sampler's state before the last delivered batch of that pass. `_rewind` draws this batch again.
         """
         self._left_pass = _LeftPass(number, states=(state,))
 
@@ -232,7 +232,7 @@ class SamplerOrder:
         largest_batch = 0
         counter, digest = OccurrenceCounter(), blake2b(digest_size=16)
         is_compared = not self._may_repeat and state is None
-        for position in itertools.count(0 if state is None else start.batches):
+        for position in itertools.count(0 if state is None else start.batches):  # without a state, draw from 0
             with generators.swapped_in():
                 drawn = self._draw(elements)
                 snapshot = self._snapshot()
