@@ -262,6 +262,7 @@ def note_length(spec: DatasetSpec, num_samples: int) -> None:
 
 def _local_length(spec: DatasetSpec) -> int:
     """Return the length of the data set. Build the data set in this process if its length is not recorded yet."""
+    # A notebook may register another factory under the same name, so the key has the factory besides the spec.
     known = _lengths.get((get_factory(spec.name), spec))
     if known is not None:
         return known

@@ -260,6 +260,7 @@ def _combined_with(kind: type[Exception]) -> type[DatasetError]:
             # Python prints this text instead of str(self).
             self.msg = str(self)
 
+    # Pickle cannot find this class by its name, so `_restore_typed` makes the class again.
     def __reduce__(self: DatasetError) -> tuple[object, ...]:  # noqa: N807
         return _restore_typed, (self.record, kind)
 

@@ -166,7 +166,8 @@ def _compute_each(
 ) -> Sequence[Any]:
     """Compute each sample with its own seed. A substitute has the same seed and bytes as the sample that it repeats.
 
-    ``positions`` yields the samples to compute here, and itself puts the other samples into the list that it gets.
+    ``positions`` gets the list of samples. It yields the positions of the samples that this function has to compute. It
+    puts all other samples, which other endpoints have computed, into the list.
     """
     dataset, seed = built.dataset, built.seed
     key_of = partial(sample_key, request.seed, request.epoch)
@@ -279,6 +280,7 @@ def _compute_at_once(
     try:
         built.seed(key)
         return _get_items(dataset, indices)
+    # The samples that raise are left out now. So an exception that is no `Exception` does not count as a sample's.
     except Exception as exc:
         raise dataset_error(exc, dataset=built.name, host=host, stage="sample") from exc
 

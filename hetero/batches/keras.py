@@ -187,7 +187,11 @@ class EpochCopies:
         return dataset
 
     def _begin_epoch(self, dataset: Any, seed: int, epoch: int) -> None:
-        """Seed the generators and call the methods of the data set for one epoch. Check that its length is the same."""
+        """Seed the generators and call the methods of the data set for one epoch. Check that its length is the same.
+
+        During the calls, large arrays that all copies share are write-protected. A method that writes to one of them
+        would change the copies of other epochs too.
+        """
         key = sample_key(seed, epoch, _EPOCH_INDEX, 0)
         seed_generators(key)
         seed_tensorflow(key)

@@ -85,6 +85,7 @@ class ServicePool(EndpointPool):
         """Return this host's counters under the names that the report uses."""
         restarts = dict.fromkeys((TF_DISPATCHER, TF_WORKER), 0)
         for slot in self._slots:
+            # The first start of a slot is no restart, and a slot may not have been started yet.
             restarts[self._kind(slot.index)] += max(0, slot.num_starts - 1)
         return {
             "tf.data dispatcher restarts": restarts[TF_DISPATCHER],

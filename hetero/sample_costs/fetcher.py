@@ -92,7 +92,7 @@ class Fetcher:
         }
 
     def do_burst(self, seconds: float, chunk: int) -> dict[str, Any]:
-        """Fetch and encode samples for some seconds.
+        """Fetch and encode samples for some seconds, ``chunk`` samples at a time.
 
         Answer with the number of samples, the wall time and the CPU time in seconds.
         """

@@ -310,6 +310,7 @@ def _num_within_memory(fetchers: _Fetchers) -> int:
     if not private_bytes:  # the system does not say, so nothing is known
         return sys.maxsize
     free_bytes = psutil.virtual_memory().available
+    # In a container, psutil returns the free memory of the whole machine. The limit of the control group may be lower.
     group = memory_use()
     if group is not None and group.limit_bytes is not None:
         free_bytes = min(free_bytes, group.limit_bytes)

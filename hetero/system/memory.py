@@ -65,7 +65,10 @@ logger = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection during imports. Imported objects stay, so collections would only waste time: 10 %."""
+    """Disable garbage collection during imports, which saves a tenth of their time.
+
+    Nearly all objects that an import makes stay in use, so collections would free almost nothing.
+    """
     before = gc.get_threshold()
     gc.set_threshold(0)
     try:
@@ -152,6 +155,7 @@ def process_memory(process: Path = Path("/proc/self")) -> ProcessMemory | None:
         process: The process's folder under ``/proc``.
     """
     try:
+        # The first line has the addresses, and each other line a kind of memory with its size.
         lines = (process / "smaps_rollup").read_text(encoding="ascii").splitlines()[1:]
         sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
     except (OSError, ValueError, IndexError):
@@ -177,8 +181,8 @@ def keep_freed_memory() -> bool:
 
     By default each thread has its own arena, which is made of pieces of 64 MiB. No other thread can use the free memory
     of an arena, and an empty piece is returned to the kernel. Therefore this function allows only one arena, the main
-    arena. Arenas that exist already stay, and all threads share them. They keep their empty pieces, and all freed
-    blocks of less than 64 MiB, because this function also sets a padding (``top_pad``) of the size of one piece.
+    arena. Arenas that exist already stay, and all threads share them. To let them keep their empty pieces too, and all
+    freed blocks of less than 64 MiB, this function sets malloc's padding (``top_pad``) to the size of one piece.
 
     Call this at the start of a process, before its threads, because one arena needs the least memory. Native code that
     allocates in several threads at the same time is slower with one arena: four threads of a C program that only
@@ -204,6 +208,8 @@ def keep_freed_memory() -> bool:
     for setting, variable, tunable, values in _SETTINGS:
         if variable in os.environ or f"glibc.malloc.{tunable}=" in tunables:
             continue  # the user's choice
+        # Old versions of glibc refuse large values, so a setting may have a smaller second value. Use the first value
+        # that is accepted.
         if not any(mallopt(setting, value) == 1 for value in values):
             logger.debug("malloc stays as it is: mallopt refuses %s=%d", variable, values[-1])
             return False

@@ -276,6 +276,7 @@ class SignalWaiter:
         for number in self._signals:
             # Python writes to the pipe only for signals with a handler, even if the handler does nothing.
             self._handlers_before.append((number, signal.signal(number, _ignore)))
+        # Forked children give the signals of these waiters their default action, see `_reset_in_child`.
         _waiting.add(self)
         return self
 

@@ -47,7 +47,7 @@ def find_script(script: str, *, is_module: bool = False, host: str = "") -> Path
     Args:
         script: Path of the script, or the name of a module, which may be a package with a ``__main__``.
         is_module: Whether ``script`` is the name of a module.
-        host: Name of the host for error messages, if the reader may expect another host.
+        host: Name of this host for error messages. If it is empty, they name the current folder instead.
 
     Raises:
         ConfigError: If the file or module does not exist.

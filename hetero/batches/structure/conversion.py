@@ -153,10 +153,10 @@ class _Flattener:
         if kind is str or kind is bytes:
             return self._text(value)
         if kind is np.ndarray or issubclass(kind, np.generic):
-            return self._leaf(numpy_leaf(self._with_few_dimensions(value), self.bytes_left))
+            return self._leaf(numpy_leaf(self._with_checked_ndim(value), self.bytes_left))
         torch = imported("torch")
         if torch is not None and kind is torch.Tensor:
-            return self._leaf(tensor_leaf(torch, self._with_few_dimensions(value), self.bytes_left))
+            return self._leaf(tensor_leaf(torch, self._with_checked_ndim(value), self.bytes_left))
         return self._container(value, kind, depth)
 
     def _container(self, value: Any, kind: type, depth: int) -> Tree:
@@ -275,7 +275,7 @@ class _Flattener:
         self.leaves.append(leaf)
         return LeafRef(len(self.leaves) - 1)
 
-    def _with_few_dimensions(self, value: Any) -> Any:
+    def _with_checked_ndim(self, value: Any) -> Any:
         if value.ndim > self.limits.max_ndim:
             raise Unsendable(f"{value.ndim} dimensions, at most {self.limits.max_ndim} can be sent; reshape it")
         return value
