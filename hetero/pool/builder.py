@@ -67,11 +67,11 @@ class Builder:
         if event["event"] == "built":
             self.has_built = True
         elif event["event"] == "refused":
-            # The process is about to end. Wait for this, before another builder builds the other data sets.
+            # A builder ends after it has refused a data set. Wait for its end, before another one builds the others.
             self.refused, self.why = (self.specs[event["number"]],), event["why"]
             self.end()
         else:
-            # The process has ended. It is not known which data set ended it, so none of them is tried again.
+            # The builder has ended. It is not known which of its data sets is to blame, so none of them is tried again.
             self.refused, self.why = self.specs, f"the process that builds it {describe_exit_status(self.end())}"
 
     def hand_over(self, starts: Sequence[Start]) -> None:

@@ -190,7 +190,7 @@ class Outputs:
 
         Args:
             name: Name of the process.
-            last_lines: Gets the lines too, for the error if the process fails.
+            last_lines: Receives the lines as well. If the process fails, the error shows them.
         """
 
         def on_line(source: str, text: str) -> None:

@@ -218,7 +218,8 @@ class _Servers:
         configuration = {
             "index": index,
             "incarnation": incarnation,
-            # A restarted server gets its old port, where its clients look for it. At the first start, any free port.
+            # A restarted server gets its old port, where its clients look for it. At the first start, 0 selects a free
+            # port.
             "port": self._ports.get(index, 0),
             "dispatcher": dispatcher,
             "worker_address": join_address(self._options.endpoint.address, _ANY_PORT),

@@ -132,10 +132,11 @@ def _figures(process: Path) -> list[MemoryUse]:
 
 
 def _groups(process: Path, controller: str) -> tuple[str, list[Path]]:
-    """Return the version of control groups that has a controller, and folders, those of the process's group first.
+    """Return the version of control groups that has a controller, and the folders of a process's groups.
 
-    The other folders belong to the groups above that group, the nearest group first. The list is empty if the groups
-    cannot be read. The version is the name of its file system: ``cgroup`` or ``cgroup2``.
+    The first folder is that of the process's own group. The others belong to the groups above it, the nearest group
+    first. The list is empty if the groups cannot be read. The version is the name of its file system: ``cgroup`` or
+    ``cgroup2``.
     """
     try:
         version, group = _group(_read(process / "cgroup"), controller)

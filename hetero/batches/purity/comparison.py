@@ -140,7 +140,8 @@ def sketch(value: object) -> bytes:
     for _path, head, body in _walk(value, "", 0):
         # Only arrays that rounding can affect are replaced by coarse statistics.
         content = body if isinstance(body, bytes) or not _is_rounded(body) else _coarse(body)
-        # Hash the length before each of the two. Otherwise different parts could give the same bytes.
+        # Hash the length of the head before the head, and of the content before the content. Otherwise different parts
+        # could give the same bytes.
         for part in (head.encode("utf-8", "surrogatepass"), content):
             hasher.update((len(part) if isinstance(part, bytes) else part.nbytes).to_bytes(8, "little"))
             _update(hasher, part)

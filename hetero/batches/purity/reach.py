@@ -228,7 +228,7 @@ class _Walk:
         """Record the names that compiled code reads. ``modules`` are the modules that enclosing functions import."""
         self.found.names.update(code.co_names)
         modules = list(modules)
-        # The global, or the attribute of a module, that the previous instruction has loaded. None after others.
+        # The global, or the attribute of a module, that the previous instruction has loaded. None if it loaded neither.
         loaded: Any = None
         for instruction in dis.get_instructions(code):
             operation, argument = instruction.opname, instruction.argval

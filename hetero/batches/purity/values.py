@@ -125,8 +125,8 @@ class _Digest:
         known = self._known.get(id(value))
         if known is not None:
             return known[0]
-        # Set a placeholder, because the value may hold itself. The number of visited objects is the same in every
-        # process.
+        # Set a placeholder, because the value may hold itself. The placeholder is the number of visited objects, which
+        # is the same in every process.
         self._known[id(value)] = b"%d" % len(self._known), value
         self._depth += 1
         try:

@@ -57,7 +57,7 @@ def is_c_order(shape: Sequence[int], strides: Sequence[int]) -> bool:
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
         if stride != expected:
             return False
-        # In an empty tensor, the strides are those of a tensor with 1 in place of 0.
+        # An empty tensor has the strides of a tensor that has the size 1 wherever the empty one has the size 0.
         expected *= max(size, 1)
     return True
 
