@@ -137,7 +137,7 @@ def remove_unused(parent: Path, *, enough: int) -> int:
 
     Args:
         parent: The data set's folder.
-        enough: Bytes. When the removed folders had this many bytes, no other folder is removed.
+        enough: Number of bytes. Once the removed folders had this many bytes, no other folder is removed.
 
     Returns:
         Bytes of the removed folders.

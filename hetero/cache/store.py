@@ -57,6 +57,7 @@ class SampleStore:
         self._max_bytes = max_bytes
         self._free_share = free_share
         self._index = os.open(folder.path / INDEX, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        """Descriptor of the file with a slot for each sample. The slot says where the entry of the sample is."""
         self._open_segments: dict[int, int] = {}
         """Descriptors of the segments that are open for reading, by number, the least recently used first."""
         self._own: _OwnSegment | None = None

@@ -383,6 +383,7 @@ def _run_builder(
     # As in `main`. A forked process does not inherit this.
     survive_first_sigterm()
     prebuilt = build_all(specs, server, host=base.host)
+    # `build_all` has reported that a data set was refused. Another builder builds the others.
     if prebuilt is None:
         return int(ExitCode.OK)
     with SignalWaiter((end_signal(), signal.SIGCHLD)) as signals:

@@ -163,6 +163,7 @@ def _advice(folder: Path) -> str:
     """Return advice to name a file or a module instead of a folder."""
     if (folder / "__main__.py").is_file():
         return f"run it as a module (-m {folder.name}), or name {folder / '__main__.py'}"
+    # Name train.py if the folder has it, or if the folder has no Python file.
     files = sorted(path.name for path in folder.glob("*.py"))
     name = files[0] if files and "train.py" not in files else "train.py"
     return f"name the file in it, for example {folder / name}"

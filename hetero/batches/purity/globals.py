@@ -116,14 +116,14 @@ class GlobalsReader:
         reached = reach(self._roots)
         found: dict[str, GlobalValue] = {}
         changed_by_dataset = reached.stored | self._changed_here
-        # `_noted` has the values of all globals under an empty name, and the values in functions under the data set's.
+        # `_noted` has the values of all globals under an empty name, and those in functions under the data set's name.
         noted = {**_noted.get("", {}), **_noted.get(self._name, {})}
         for label, value in _values_of(reached.places.values()).items():
             if label not in changed_by_dataset:
                 changed_from = _changed_from(noted.get(label), value, reached.names)
                 found[label] = dataclasses.replace(value, changed_from=changed_from)
         # Include the files with the code, because an endpoint that is started again may import an edited script. The
-        # digest is that of the imported file, so the file counts as unchanged here.
+        # digest here is that of the file that this process has imported, so the file counts as unchanged.
         for name, namespace in reached.modules.items():
             label = _SOURCE + ("the script" if name in SCRIPT_NAMES else name)
             found[label] = GlobalValue(_source_digest(str(namespace.get("__file__"))), "a file", changed_from="")
