@@ -171,7 +171,7 @@ def _register(
         place=place,
         **others,
     )
-    # This checks the name.
+    # The constructor checks the name.
     DatasetSpec(factory.name)
     with _lock:
         other = _factories.get(factory.name)

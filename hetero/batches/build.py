@@ -90,7 +90,7 @@ class BuiltDataset:
         self.split: SplitDataset | None = None
         # For an object that no factory built, hetero does what torch's loader does: it takes each item as one sample.
         self.makes_batches = is_from_factory and is_keras_dataset(dataset)
-        # A Keras data set without these methods is the same in all epochs, so it needs no copies.
+        # A Keras data set without ``on_epoch_begin`` and ``on_epoch_end`` never changes, so it needs no copies.
         self._epochs = EpochCopies(dataset) if self.makes_batches and overridden_hooks(dataset) else None
         # torch's record of this worker, made at the first use.
         self._worker_info_record: Any = None

@@ -163,7 +163,7 @@ def check_not_exit(error: BaseException, *, in_worker: bool) -> None:
 
 def _type_names(kind: type[BaseException]) -> tuple[str, ...]:
     """Return the names of a class and its bases up to `Exception`, for `SampleFailure.types`: 16 names at most."""
-    # Imported here, because it imports NumPy, which launchers do not need.
+    # Imported here, because the module imports NumPy, which launchers do not need.
     from hetero.batches.structure.conversion import module_name
 
     bases = [base for base in kind.__mro__ if issubclass(base, Exception) and base is not Exception]

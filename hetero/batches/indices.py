@@ -76,7 +76,7 @@ def probes(num_samples: int) -> list[int]:
     """
     if not num_samples:
         return []
-    # A set, because a small data set has fewer positions than probes.
+    # Use a set, because a small data set has fewer positions than `_NUM_PROBES`.
     distance = (num_samples - 1) / (_NUM_PROBES - 1)
     return sorted({round(number * distance) for number in range(_NUM_PROBES)})
 

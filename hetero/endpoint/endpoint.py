@@ -146,6 +146,7 @@ class Endpoint:
         # Stop the delivery of batches first, and wait for the grace period. The gRPC server has to serve until then,
         # because the end of an Attend call closes its reader's connections.
         self._service.delivery.stop(grace_s)
+        # The grace period is over, so end the remaining calls at once.
         self._server.stop(0.0).wait(1.0)
         self._compute.close()
 

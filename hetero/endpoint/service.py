@@ -229,7 +229,7 @@ class DataServicer:
             session_token = self.delivery.admit()
             try:
                 ended = threading.Event()
-                # If this returns False, the caller has left already, and gRPC will not call back.
+                # If `add_callback` returns False, the caller has left already, and gRPC will not call back.
                 if not context.add_callback(ended.set):
                     return
                 yield pb.AttendReply(port=self.delivery.port, ticket=session_token).SerializeToString()

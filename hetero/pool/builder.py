@@ -113,7 +113,8 @@ def build_all(specs: Sequence[DatasetSpec], channel: socket.socket, *, host: str
             channel.send(json.dumps({"event": "refused", "number": number, "why": why_not}).encode())
             return None
         logger.info("built data set %s once for all endpoints in %.1f s", spec, time.monotonic() - begin_s)
-    # Prepare before the fork server gets the report. Between the report and the forks, the host has no endpoints.
+    # Prepare before the fork server gets the report. Between the report and the forks, the host has no endpoints, so
+    # this time must be short.
     prepare_to_fork()
     channel.send(json.dumps({"event": "built"}).encode())
     return prebuilt

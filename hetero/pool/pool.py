@@ -148,7 +148,8 @@ class EndpointPool(PoolFigures):
         with self._changed:
             self._stop_grace_s = self._options.endpoint.grace_s if grace_s is None else grace_s
         self._wake()
-        # After the grace, the thread may wait 3 s in `_shut_down` and 2 s in `_drop_starter`. A busy host needs longer.
+        # After the grace, the thread may wait 3 s in `_shut_down` and 2 s in `_drop_starter`. On a busy host it needs
+        # longer, but it must not block the caller for ever.
         self._thread.join(self._stop_grace_s + 15.0)
 
     def __enter__(self) -> EndpointPool:
@@ -266,14 +267,11 @@ class EndpointPool(PoolFigures):
                 self._starter.end_endpoint(slot.incarnation)
 
     def _end_idle_starter(self) -> None:
-        """End the fork server if no endpoint is wanted or left. It starts again when an endpoint is wanted.
-
-        This frees the memory of the libraries that the script imports.
-        """
+        """End the fork server if no endpoint is wanted or left, to free the memory of the libraries in it."""
         if self._starter is None or self._num_wanted or any(slot.is_started for slot in self._slots):
             return
         self._drop_starter()
-        self._starter_due_s = 0.0
+        self._starter_due_s = 0.0  # it starts again as soon as an endpoint is wanted
 
     def _take_events(self, starter: ProcessStarter) -> None:
         """Act on the events that have arrived from the fork server and its endpoints."""
@@ -365,7 +363,8 @@ class EndpointPool(PoolFigures):
         slot.start_at_s = self._time_to_restart(
             slot.name, status, explanation, slot.last_lines, num_crashes=slot.num_crashes + 1, is_last=is_last
         )
-        # Without a time, the endpoint waits for the budget, longer than any back-off. So such a crash does not count.
+        # Without a time, the endpoint waits for the budget, longer than any back-off. So do not count the crash, which
+        # would lengthen the next back-off too.
         slot.awaits_restart = slot.start_at_s is None and self.failure is None
         slot.num_crashes += slot.start_at_s is not None
 
@@ -390,7 +389,7 @@ class EndpointPool(PoolFigures):
             describe_exit_status(status),
             self._starter_lines,
             num_crashes=self._num_starter_crashes + 1,
-            is_last=True,
+            is_last=True,  # because no endpoint lives without the fork server
         )
         self._starter_awaits_restart = self._starter_due_s is None and self.failure is None
         self._num_starter_crashes += self._starter_due_s is not None
@@ -459,7 +458,8 @@ class EndpointPool(PoolFigures):
     def _fail(self, error: HeteroError) -> None:
         """Give up for good: keep the first error, and plan no further starts."""
         if self.failure is None:
-            # A job that needs endpoints at its start ends now. Its launcher logs the whole error, so log one line here.
+            # A job that needs endpoints at its start (``num_at_start`` is not 0) ends now. Its launcher logs the whole
+            # error, so log one line here.
             ends_job = not self._has_served and self._options.num_at_start != 0
             shown = first_line(error) if ends_job else error
             logger.error("hetero gives up the endpoints of %s: %s", self._host, shown)

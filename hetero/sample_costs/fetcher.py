@@ -139,7 +139,7 @@ def main() -> None:
     options = decode(CostOptions, facts["options"])
     try:
         load_script(options.script, options.script_args, host=options.host, is_module=options.is_module)
-        # Do this again, because the script may have set up logging or signals.
+        # Configure the process again, because the script may have set up logging or signals.
         configure_process("WARNING")
         channel.send({"loaded": True})
         Fetcher(channel, options, facts["index"]).serve()

@@ -153,7 +153,7 @@ def measure_host(options: CostOptions, progress: Callable[[str], object]) -> Hos
         before = open_files()
         try:
             load_script(options.script, options.script_args, host=options.host, is_module=options.is_module)
-            # Do this again, because the script may have set up logging or signals.
+            # Configure the process again, because the script may have set up logging or signals.
             configure_process("WARNING")
             supply, contents = _measure_costs(options, before, progress, notes)
         except (HeteroError, OSError) as error:

@@ -217,7 +217,7 @@ def _read_free(folder: Path, version: str) -> int | None:
 def _read_quota(folder: Path) -> float | None:
     """Return the number of CPUs that a group of version 2 allows."""
     try:
-        # CPU microseconds, or ``max`` for no quota, in each period of so many microseconds.
+        # The file has the CPU microseconds in each period, or ``max`` for no quota, and the microseconds of a period.
         quota, period = _read(folder / "cpu.max").split()
         return int(quota) / int(period) if quota != "max" else None
     except (OSError, ValueError, ZeroDivisionError):

@@ -109,13 +109,13 @@ def _fill_gaps() -> None:
     malloc.argtypes, malloc.restype = (ctypes.c_size_t,), ctypes.c_void_p
     free.argtypes, free.restype = (ctypes.c_void_p,), None
     sbrk.argtypes, sbrk.restype = (ctypes.c_ssize_t,), ctypes.c_void_p
-    # After `malloc_trim`, less than a page is free at the end of the heap. A block in the last page comes from there,
-    # and not from a gap.
+    # After `malloc_trim`, less than a page is free at the end of the heap. A block in the last page comes from this
+    # end, and not from a gap.
     last_page = sbrk(0) - os.sysconf("SC_PAGESIZE")
     num_left = _MAX_GAPS
     for size in _GAP_SIZES:
-        # Malloc takes a gap of this size while there is one. The first block elsewhere shows that none is left. Only
-        # this block is freed, and the others stay in their gaps for good.
+        # Malloc takes a gap of this size while there is one. The first block that is not in a gap shows that none is
+        # left. Only this block is freed, and the others stay in their gaps for good.
         while heap_begin <= (block := malloc(size) or 0) < last_page and num_left:
             num_left -= 1
         free(block)

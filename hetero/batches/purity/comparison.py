@@ -121,7 +121,7 @@ def digest(value: object, *, skip_unreadable: bool = False) -> bytes:
         if isinstance(body, _Unreadable) and not skip_unreadable:
             raise body.error
         name = head.encode("utf-8", "surrogatepass")
-        # The lengths come first. Otherwise different parts could give the same bytes.
+        # Hash the lengths first. Otherwise different parts could give the same bytes.
         hasher.update(b"%d %d " % (len(name), len(body) if isinstance(body, bytes) else body.nbytes))
         hasher.update(name)
         _update(hasher, body)

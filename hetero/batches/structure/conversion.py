@@ -130,7 +130,7 @@ class _Flattener:
     def __init__(self, limits: StructureLimits) -> None:
         self.limits = limits
         self.leaves: list[Leaf] = []
-        # Path to the current value. After an exception has ended the walk, it still shows where.
+        # Path to the current value. If an exception ends the walk, the path shows where it was raised.
         self.path: list[object] = []
         self.bytes_left = limits.max_batch_bytes
         self.nodes_left = limits.max_nodes
@@ -329,8 +329,8 @@ def _field_names(kind: type) -> tuple[str, ...] | None:
     if not dataclasses.is_dataclass(kind):
         return None
     try:
-        # This raises for subclasses of built-in types, which are rejected because their fields are not their whole
-        # value.
+        # `object.__new__` raises for subclasses of built-in types. They are rejected, because their fields are not
+        # their whole value.
         object.__new__(kind)
     except TypeError:
         return None

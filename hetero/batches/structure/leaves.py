@@ -244,8 +244,8 @@ def tensor_leaf(torch: Any, tensor: Any, max_bytes: int) -> Leaf:
     name = _torch_names().get(tensor.dtype)
     if name is None:
         raise Unsendable(f"a tensor of {tensor.dtype} cannot be sent; convert it to one of {', '.join(_ITEM_BYTES)}")
-    # The memory of a tensor that torch negates or conjugates when it is read holds other values. Only complex tensors
-    # (dtypes c64 and c128) are conjugated.
+    # Torch negates or conjugates some tensors only when they are read. Their memory holds other values, so compute the
+    # values first. Only complex tensors (dtypes c64 and c128) are conjugated.
     if tensor.is_neg() or (name[0] == "c" and tensor.is_conj()):
         _check_size(tensor, max_bytes)
         tensor = tensor.resolve_conj().resolve_neg()

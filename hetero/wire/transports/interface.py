@@ -124,7 +124,7 @@ class Connection(ABC):
         Raises:
             OSError: If the connection failed, was shut down, or ended.
         """
-        # Return the bytes in the buffer first. If it is empty, receive many bytes directly, and few through the buffer.
+        # Return the bytes in the buffer first. If the buffer is empty, receive many bytes directly, and few through it.
         if self._begin == self._end:
             if len(room) >= _DIRECT_BYTES:
                 return self._take_arrived(room)
