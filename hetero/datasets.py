@@ -171,7 +171,7 @@ def _register(
         place=place,
         **others,
     )
-    # This checks the name.
+    # The constructor checks the name.
     DatasetSpec(factory.name)
     with _lock:
         other = _factories.get(factory.name)
@@ -184,10 +184,11 @@ def _register(
                 "  Give one of them another name: @hetero.dataset(name=...)."
             )
         _factories[factory.name] = factory
-    # Registration is a part of the import, so these are the values that data hosts have too.
+    # Registration is a part of the import, so the globals now have the values that they have on data hosts too.
     note_globals(factory)
-    # The last process to end must remove the samples in memory. This is often the rank, which never opens the cache
-    # itself: its loader's workers do. So register this here, and not only where the cache is opened.
+    # The last process to end must remove the kept samples from memory. Often this process is the rank, which never
+    # opens the cache itself, because the workers of its loader do. So register the removal here, and not only where the
+    # cache is opened.
     if factory.cache is not None and factory.cache.memory:
         # Imported here, because it imports NumPy, which launchers do not need.
         from hetero.cache.tiers import close_at_exit
@@ -262,6 +263,7 @@ def note_length(spec: DatasetSpec, num_samples: int) -> None:
 
 def _local_length(spec: DatasetSpec) -> int:
     """Return the length of the data set. Build the data set in this process if its length is not recorded yet."""
+    # A notebook may register another factory under the same name, so the key has the factory besides the spec.
     known = _lengths.get((get_factory(spec.name), spec))
     if known is not None:
         return known

@@ -16,7 +16,10 @@ MAX_EPOCHS = 1 << _EPOCH_BITS
 
 
 def pass_number(epoch: int, again: int) -> int:
-    """Return the number of a pass.
+    """Return the number of a pass, which is one iteration over the samples.
+
+    The first pass of an epoch has the number of the epoch. The count of earlier passes is added in the bits above those
+    of an epoch, so a further pass never has the number of another epoch.
 
     Args:
         epoch: The epoch, at least 0 and less than `MAX_EPOCHS`.

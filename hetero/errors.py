@@ -240,7 +240,7 @@ class DatasetError(HeteroError):
             return self
         try:
             typed = _combined_with(kind)(self.record)  # type: ignore[arg-type]  # mypy considers classes unhashable
-            # Set this now, because code that raises the error sets it too, and it may fail for the user's class.
+            # Raising the error sets this attribute, which the user's class may forbid. So try it now.
             typed.__traceback__ = None
             shown = "".join(traceback.format_exception_only(typed))
         except BaseException:  # noqa: BLE001 - layout, constructor, attributes or methods of the user's class
@@ -260,6 +260,7 @@ def _combined_with(kind: type[Exception]) -> type[DatasetError]:
             # Python prints this text instead of str(self).
             self.msg = str(self)
 
+    # Pickle cannot find this class by its name, so `_restore_typed` makes the class again.
     def __reduce__(self: DatasetError) -> tuple[object, ...]:  # noqa: N807
         return _restore_typed, (self.record, kind)
 

@@ -258,7 +258,7 @@ def _to_json(value: object, path: str, depth: int) -> object:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        # This returns the value of a str enum, not its name.
+        # For a member of a str enum, this returns the value and not the name.
         return str.__str__(value)
     if isinstance(value, int | float):
         return _number_to_json(value, path)

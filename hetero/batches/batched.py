@@ -74,7 +74,7 @@ def _samples_draw(dataset: Any) -> bool:
         if hasattr(innermost(dataset), "on_seed"):
             return True
         for probe in probes(len(dataset)):
-            # Call it once before the comparison, because the first call may import torch, which adds a generator.
+            # Call the method once before the comparison. The first call may import torch, which adds a generator.
             dataset.__getitems__([probe])
             seed_generators(BUILD_KEY)
             before = generator_states()

@@ -90,7 +90,7 @@ class BuiltDataset:
         self.split: SplitDataset | None = None
         # For an object that no factory built, hetero does what torch's loader does: it takes each item as one sample.
         self.makes_batches = is_from_factory and is_keras_dataset(dataset)
-        # A Keras data set without these methods is the same in all epochs, so it needs no copies.
+        # A Keras data set without ``on_epoch_begin`` and ``on_epoch_end`` never changes, so it needs no copies.
         self._epochs = EpochCopies(dataset) if self.makes_batches and overridden_hooks(dataset) else None
         # torch's record of this worker, made at the first use.
         self._worker_info_record: Any = None
@@ -316,8 +316,8 @@ class BuiltDataset:
             return False
         module = imported("torch.utils.data._utils.collate")
         functions = getattr(module, "default_collate_fn_map", None)
-        # If torch lacks the table, return False. Batches are then copied, which is safe and only takes time. An empty
-        # table instead would mean that none of the functions is the user's.
+        # A version of torch without the dictionary gives False. Batches are then copied, which is safe and only takes
+        # time.
         return isinstance(functions, dict) and all(
             getattr(function, "__module__", "") == module.__name__ for function in functions.values()
         )
@@ -357,7 +357,8 @@ class BuiltDataset:
         """Return a context that makes ``torch.utils.data.get_worker_info()`` work as in torch's own workers.
 
         Leave the context before collation, because ``default_collate`` puts tensors into shared memory if worker info
-        is set. A worker of torch wants this. There, leaving the context restores the worker info that torch has set.
+        is set. Only a worker of torch needs tensors in shared memory. It gets them, because leaving the context
+        restores the worker info that torch itself has set in the worker.
         """
         torch_data = imported("torch.utils.data")
         # Without torch nothing can be set, and in the trainer itself there is no worker.

@@ -115,6 +115,7 @@ def with_user_type(error: DatasetError) -> DatasetError:
     cause = error.__cause__
     if isinstance(cause, Exception):
         return error.typed(type(cause))
+    # If the user's code has raised a `DatasetError` itself, its record may be any object, such as a text.
     for name in getattr(error.record, "types", ()):
         module, _, qualified_name = name.partition(":")
         kind = find_type(module, qualified_name)
@@ -161,7 +162,7 @@ def check_not_exit(error: BaseException, *, in_worker: bool) -> None:
 
 def _type_names(kind: type[BaseException]) -> tuple[str, ...]:
     """Return the names of a class and its bases up to `Exception`, for `SampleFailure.types`: 16 names at most."""
-    # Imported here, because it imports NumPy, which launchers do not need.
+    # Imported here, because the module imports NumPy, which launchers do not need.
     from hetero.batches.structure.conversion import module_name
 
     bases = [base for base in kind.__mro__ if issubclass(base, Exception) and base is not Exception]
@@ -192,7 +193,10 @@ def _number_of(error: OSError) -> int | None:
 
 
 def _text_of(error: BaseException) -> str:
-    """Return an exception's type and text. Only the type, if attributes or methods of the exception raise."""
+    """Return an exception's type and text. Only the type, if attributes or methods of the exception raise.
+
+    Names of types lack the module of the user's script, because this module has another name on data hosts.
+    """
     kind = type(error)
     try:
         text = "".join(traceback.format_exception_only(kind, error))

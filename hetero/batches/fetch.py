@@ -104,6 +104,7 @@ def fetch(
 
     # If the samples import torch, they have drawn from torch's generator before it was seeded. Then compute them again.
     samples, batch, failed = _repeat_if_it_imports_torch(compute)
+    # Without ``failed``, `_reported` has nothing to report. Most batches come here, so save the call.
     if not request.verify:
         return batch if failed is None else _reported(batch, failed, on_skips)
     # The purity check: compute the batch again and compare. First copy the first batch, because the second computation
@@ -117,7 +118,8 @@ def fetch(
     difference = compare(first, again)
     if difference is None:
         return _reported(batch, failed, on_skips)
-    # Find the samples that differ, to name the first of them in the error.
+    # Find the samples that differ, to name the first of them in the error. With a cache (`BuiltDataset.split`), the
+    # first computation may have used samples that were kept before the data changed.
     pairs = zip(request.work.labels, first_samples, samples, strict=True) if first_samples else ()
     differing = [index for index, one, other in pairs if compare(one, other)]
     advice = IMPURITY_ADVICE if built.split is None else f"{_STALE_ADVICE} {IMPURITY_ADVICE}"
@@ -145,7 +147,8 @@ def fetch_part(
         Cancelled, DatasetError, ConfigError: As in `fetch`.
     """
     if built.collate_fn is None:
-        # `fetch` does this too. It may import torch, and then torch's generator is seeded for each sample too.
+        # This call may import torch. `fetch` makes it before the samples too, and once torch is imported, its generator
+        # is seeded for each sample. So the samples of a part are the same as in `fetch`.
         _default_function(request)
     compute = partial(request.work.compute, built, request, host=host, cancelled=cancelled)
     return list(_repeat_if_it_imports_torch(compute))

@@ -81,7 +81,7 @@ class IndexedWork:
         """
         built.enter_epoch(request.seed, request.epoch, host=host)
         with built.worker_info():
-            # A data set with a cache has a `SplitDataset`. It lacks a cache while all samples are loaded anew.
+            # Only a data set with a cache has a `SplitDataset`. It lacks the cache while all samples are loaded anew.
             if built.split is not None and built.split.cache is not None and len(self.indices):
                 # At the first batch, the cache checks the data set with one of the job's own samples.
                 _prepare_cache(built.split.cache, self.labels[0], built, host)
@@ -166,7 +166,8 @@ def _compute_each(
 ) -> Sequence[Any]:
     """Compute each sample with its own seed. A substitute has the same seed and bytes as the sample that it repeats.
 
-    ``positions`` yields the samples to compute here, and itself puts the other samples into the list that it gets.
+    ``positions`` gets the list of samples. It yields the positions of the samples that this function has to compute. It
+    puts all other samples, which other endpoints have computed, into the list.
     """
     dataset, seed = built.dataset, built.seed
     key_of = partial(sample_key, request.seed, request.epoch)
@@ -263,7 +264,7 @@ def _compute_at_once(
         error = dataset_error(exc, dataset=built.name, host=host, stage="sample", to_do=to_do)
         if failed is None:
             raise error from exc
-    # Find the samples that raise. Seed before each call, because it must not depend on the samples before.
+    # Find the samples that raise. Seed before each call, because a sample must not depend on the samples before it.
     for position, index in enumerate(indices):
         _poll(cancelled)
         try:
@@ -279,6 +280,7 @@ def _compute_at_once(
     try:
         built.seed(key)
         return _get_items(dataset, indices)
+    # The samples that raise are left out now. So an exception that is no `Exception` does not count as a sample's.
     except Exception as exc:
         raise dataset_error(exc, dataset=built.name, host=host, stage="sample") from exc
 
@@ -304,7 +306,7 @@ def _fill_in(
     same object must not be in the batch twice.
     """
     for position in failed.positions:
-        # This ends, because `substitute` raises when no sample is left.
+        # The loop ends, because `substitute` raises when no sample is left.
         while True:
             _poll(cancelled)
             substitute = failed.substitute(position)

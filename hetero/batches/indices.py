@@ -33,9 +33,9 @@ Indices: TypeAlias = npt.NDArray[np.int64] | tuple[Index, ...]
 
 _NUM_PROBES = 8
 """Samples that stand for all. Each takes the time of a sample."""
-_LENGTH = struct.Struct("<cI").pack
-_INTEGER = struct.Struct("<cq").pack
-_REAL = struct.Struct("<cd").pack
+_pack_length = struct.Struct("<cI").pack
+_pack_integer = struct.Struct("<cq").pack
+_pack_real = struct.Struct("<cd").pack
 _PLAIN_TYPES = frozenset({int, float, bool, str, bytes, type(None)})
 
 
@@ -76,7 +76,7 @@ def probes(num_samples: int) -> list[int]:
     """
     if not num_samples:
         return []
-    # A set, because a small data set has fewer positions than probes.
+    # Use a set, because a small data set has fewer positions than `_NUM_PROBES`.
     distance = (num_samples - 1) / (_NUM_PROBES - 1)
     return sorted({round(number * distance) for number in range(_NUM_PROBES)})
 
@@ -148,21 +148,21 @@ def index_bytes(index: Index) -> bytes:
     # The first byte names the type. A length follows if the size of the content varies.
     if isinstance(index, str):
         text = index.encode("utf-8", "surrogatepass")
-        return _LENGTH(b"s", len(text)) + text
+        return _pack_length(b"s", len(text)) + text
     if isinstance(index, tuple | list):
         # The most common tuples have a short form.
         if isinstance(index, tuple) and is_integers(index):
-            return _LENGTH(b"t", len(index)) + struct.pack(f"<{len(index)}q", *index)
+            return _pack_length(b"t", len(index)) + struct.pack(f"<{len(index)}q", *index)
         tag = b"T" if isinstance(index, tuple) else b"L"
-        return b"".join((_LENGTH(tag, len(index)), *map(index_bytes, index)))
+        return b"".join((_pack_length(tag, len(index)), *map(index_bytes, index)))
     if isinstance(index, float):
-        return _REAL(b"f", index)
+        return _pack_real(b"f", index)
     if isinstance(index, bytes):
-        return _LENGTH(b"y", len(index)) + index
+        return _pack_length(b"y", len(index)) + index
     if index is None:
         return b"n"
     integer = to_integer(index)
     if fits_int64(integer):
-        return _INTEGER(b"i", integer)
+        return _pack_integer(b"i", integer)
     digits = integer.to_bytes(integer.bit_length() // 8 + 1, "little", signed=True)
-    return _LENGTH(b"I", len(digits)) + digits
+    return _pack_length(b"I", len(digits)) + digits

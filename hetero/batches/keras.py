@@ -63,7 +63,7 @@ def overridden_hooks(dataset: object) -> tuple[str, ...]:
 
 def num_batches(dataset: Any) -> int | None:
     """Return the length of a Keras data set, or None if it is endless or lacks one."""
-    # Keras 3, where __len__ is optional.
+    # Only Keras 3 has this attribute. There, ``__len__`` is optional.
     if hasattr(type(dataset), "num_batches"):
         count = dataset.num_batches
         return None if count is None else int(count)
@@ -173,8 +173,8 @@ class EpochCopies:
         """Return the data set after calling its methods for all epochs up to this one. Do not fetch from it."""
         # If a method raises, the copy is half changed and must not be kept.
         latest, self._latest = self._latest, None
-        # Go on from the latest copy if it has not passed the epoch. Otherwise take a new copy, whose latest epoch is
-        # -1, because it has begun none.
+        # Go on from the latest copy if it has not passed the epoch. Otherwise take a new copy. Its latest epoch is -1,
+        # because no epoch has begun on it.
         if latest is not None and latest[0] == seed and latest[1] <= epoch:
             _, latest_epoch, dataset = latest
         else:
@@ -186,7 +186,11 @@ class EpochCopies:
         return dataset
 
     def _begin_epoch(self, dataset: Any, seed: int, epoch: int) -> None:
-        """Seed the generators and call the methods of the data set for one epoch. Check that its length is the same."""
+        """Seed the generators and call the methods of the data set for one epoch. Check that its length is the same.
+
+        During the calls, large arrays that all copies share are write-protected. A method that writes to one of them
+        would change the copies of other epochs too.
+        """
         key = sample_key(seed, epoch, _EPOCH_INDEX, 0)
         seed_generators(key)
         seed_tensorflow(key)

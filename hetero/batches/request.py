@@ -29,9 +29,9 @@ SampleErrorPolicy: TypeAlias = Literal["raise", "skip"]
 SAMPLE_ERROR_POLICIES: tuple[str, ...] = get_args(SampleErrorPolicy)
 
 ChoosePositions: TypeAlias = Callable[[list[Any]], Iterator[int]]
-"""A function that yields the positions of the samples to compute here, and itself puts the other samples into the list.
+"""A function that gets a list with one item per sample, and yields the positions of the samples to compute here.
 
-The list has one item per sample. After the function has yielded the last position, all other samples are in the list.
+It puts all other samples into the list itself. They are in the list after the function has yielded the last position.
 """
 
 

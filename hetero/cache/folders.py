@@ -137,7 +137,7 @@ def remove_unused(parent: Path, *, enough: int) -> int:
 
     Args:
         parent: The data set's folder.
-        enough: Bytes. When the removed folders had this many bytes, no other folder is removed.
+        enough: Number of bytes. Once the removed folders had this many bytes, no other folder is removed.
 
     Returns:
         Bytes of the removed folders.
@@ -157,7 +157,7 @@ def folder_bytes(folder: Path) -> int:
         for entry in entries:
             with contextlib.suppress(OSError):
                 facts = entry.stat(follow_symlinks=False)
-                # An index has gaps, which take no space. So count the blocks that it uses, in units of 512 bytes.
+                # The file `INDEX` has gaps, which take no space. So count the blocks that it uses, of 512 bytes each.
                 total += facts.st_blocks * 512 if entry.name == INDEX else facts.st_size
     return total
 

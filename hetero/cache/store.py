@@ -57,6 +57,7 @@ class SampleStore:
         self._max_bytes = max_bytes
         self._free_share = free_share
         self._index = os.open(folder.path / INDEX, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        """Descriptor of the file with a slot for each sample. The slot says where the entry of the sample is."""
         self._open_segments: dict[int, int] = {}
         """Descriptors of the segments that are open for reading, by number, the least recently used first."""
         self._own: _OwnSegment | None = None
@@ -168,15 +169,15 @@ class SampleStore:
         """
         parent = self._folder.parent
         used = sum(folder_bytes(path) for path in parent.iterdir() if path.is_dir())
-        # Bytes that are missing under the bound of the data set, and in the file system, where a share stays free. They
-        # are negative if there is room.
-        beyond_bound = used + wanted - self._max_bytes
+        # Bytes that must be removed to stay below the data set's bound, and to keep a share of the disk free. A
+        # negative number means that there is room.
+        excess_of_dataset = used + wanted - self._max_bytes
         disk = shutil.disk_usage(parent)
-        beyond_disk = int(wanted + self._free_share * disk.total - disk.free)
-        if max(beyond_bound, beyond_disk) > 0:
-            beyond_bound -= remove_unused(parent, enough=max(beyond_bound, beyond_disk))
+        excess_on_disk = int(wanted + self._free_share * disk.total - disk.free)
+        if max(excess_of_dataset, excess_on_disk) > 0:
+            excess_of_dataset -= remove_unused(parent, enough=max(excess_of_dataset, excess_on_disk))
             disk = shutil.disk_usage(parent)
-        if beyond_bound > 0:
+        if excess_of_dataset > 0:
             return f"the bound of {bytes_text(self._max_bytes)} is reached"
         if disk.free - wanted < self._free_share * disk.total:
             return f"{bytes_text(disk.free)} of {bytes_text(disk.total)} are free, and {self._free_share:.0%} stay free"

@@ -117,11 +117,13 @@ def open_tiers(settings: Cache, name: str, key: bytes, num_samples: int) -> Tier
 
 @functools.cache
 def close_at_exit(_pid: int) -> None:
-    """Call `close_tiers` when this process and its children end. Later calls in the same process do nothing.
+    """Call `close_tiers` when this process ends, after the end of its children.
+
+    `functools.cache` makes later calls with the same ``_pid`` do nothing.
 
     Args:
-        _pid: Id of this process. A forked child has another id, so its first call does the work again. This is needed,
-            because multiprocessing clears the finalizers that a forked child has inherited.
+        _pid: Id of this process. A forked child calls this function with another id, so the call is not skipped. This
+            is needed, because multiprocessing clears the finalizers that a forked child has inherited.
     """
     # Use a finalizer of multiprocessing, because its processes run no handlers of `atexit`. With a priority below 0,
     # the finalizer runs after `multiprocessing` has ended the children. A handler of `atexit` may run before that.
@@ -131,6 +133,7 @@ def close_at_exit(_pid: int) -> None:
 def close_tiers() -> None:
     """Close all stores of this process, and remove the samples in memory if no other process uses them."""
     for key, tiers in list(_known.items()):
+        # A key begins with a process id. A forked child has inherited its parent's stores, and leaves them open.
         if key[0] == os.getpid():
             _known.pop(key, None)
             tiers.close()

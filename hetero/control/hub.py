@@ -369,7 +369,7 @@ class Hub:
             # The failure in the last report of a finished rank is that of a stop callback. It does not end the job at
             # once, because other ranks may still save. `hetero.launch.roles` waits for them.
             has_failed = report.failure is not None and not report.finished
-            if report.failure is not None and has_failed:
+            if report.failure is not None and not report.finished:
                 membership.fail(report.failure, generation=report.generation)
         if has_failed:
             # The rank waits for this answer before it ends. Other ranks fail when this rank ends, and their failures

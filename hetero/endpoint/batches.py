@@ -49,7 +49,8 @@ class Experience:
         thread should send this batch while the compute thread computes the next one.
         """
         # When the compute thread sent all batches up to `AT_ONCE_BYTES`, batches of 1 MB that take 0.9 ms to compute
-        # came at 0.78 of the former rate. With the limit `_QUICK_S` it is 0.90.
+        # came at 0.78 of the rate that they had when another thread sent them. With the limit `_QUICK_S`, they come at
+        # 0.90 of that rate.
         max_bytes = AT_ONCE_BYTES if self.latest_s < _QUICK_S else _SMALL_BYTES
         return self.latest_bytes <= max_bytes
 
@@ -81,8 +82,8 @@ class RequestedBatch:
     def gathering(self) -> Gathering | None:
         """Return the object that gets samples from the hosts that keep them. None: this endpoint computes all."""
         request = self.request
-        # Readers send no owners with the purity check, because a part is computed once, and none with "skip", because a
-        # sample that raises makes its whole part fail.
+        # A part is computed once, and the purity check needs two computations. With "skip", a sample that raises would
+        # make its whole part fail. Readers of hetero send no owners then, but other senders may.
         if request.owners is None or request.verify or request.on_sample_error == "skip" or self.links is None:
             return None
         # Parts are sent as lists of samples, so the samples must be computed one by one, and arrive unchanged.

@@ -154,6 +154,7 @@ class Compute:
         """Seconds of all earlier intervals together."""
         self.busy_s = 0.0
         """Seconds spent on tasks, summed over all slots. This includes the time that emulated tasks wait."""
+        # If a thread of the caller serves the first slot, only the other slots need new threads.
         for slot in range(int(is_served_by_caller), num_slots):
             threading.Thread(target=self.serve, name=f"compute-{slot}", daemon=True).start()
 
@@ -233,9 +234,9 @@ class Compute:
     def late_s(self) -> float:
         """Seconds while at least one slot was late: its emulated vCPU would have ended the task already.
 
-        A slot is late if the work was too slow, if a thread woke up late, or if finishing a task took time. A job waits
-        for some of its tasks one after the other, so the delays of these tasks do not overlap. Therefore emulation has
-        delayed the job by this time at most.
+        A slot is late if the work was too slow, if a thread woke up late, or if finishing a task took time. A second in
+        which several slots were late counts once. Late slots delay the job by at most one second in each second.
+        Therefore the emulation has delayed the job by this time at most.
         """
         with self._lock:
             return self._earlier_late_s + sum(end_s - begin_s for begin_s, end_s in self._late_intervals)

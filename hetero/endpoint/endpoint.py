@@ -85,10 +85,10 @@ class Endpoint:
         token = token_from_environment(os.environ)
         tls = None if options.tls_dir is None else Tls(Path(options.tls_dir), options.host)
         # The number of requests is bounded, because each request in progress holds a batch in memory. All ranks
-        # together have about two requests per slot in flight. With a cache, each other host may send two requests for
-        # parts. 96 allows this for 48 hosts. Further requests are refused as `Fault.BUSY` and not queued, because
-        # readers would not see that they wait in a queue. If a request for a part is refused, the asking endpoint
-        # computes the part.
+        # together have about two requests per slot in flight, and four are allowed. With a cache, each other host may
+        # send two requests for parts, so 96 further requests are enough for 48 hosts. More requests are refused as
+        # `Fault.BUSY` and not queued, because readers would not see that they wait in a queue. If a request for a part
+        # is refused, the asking endpoint computes the part.
         max_requests = 96 + 4 * options.num_slots
         self._options = options
         self._token = token
@@ -146,6 +146,7 @@ class Endpoint:
         # Stop the delivery of batches first, and wait for the grace period. The gRPC server has to serve until then,
         # because the end of an Attend call closes its reader's connections.
         self._service.delivery.stop(grace_s)
+        # The grace period is over, so end the remaining calls at once.
         self._server.stop(0.0).wait(1.0)
         self._compute.close()
 
@@ -240,8 +241,9 @@ def run_endpoint(
             report("ready", {"pid": os.getpid(), "port": endpoint.port})
             if not prebuilt:
                 return serve()
-            # Data sets that the main thread has built must be used by the main thread, so another thread serves. The
-            # main thread may not come back from the user's code, so the other thread ends the process.
+            # Some objects may be used only by the thread that made them. So the main thread, which has built the data
+            # sets, also computes the batches, and another thread serves. The main thread may not come back from the
+            # user's code, so the other thread ends the process.
             serving = threading.Thread(target=run_to_end, args=(serve,), name="serve")
             serving.start()
             endpoint.compute()

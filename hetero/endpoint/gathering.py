@@ -91,7 +91,8 @@ class Gathering:
             return True
         now_s = self._clock()
         if is_busy:
-            # `_PATIENCE_S` counts from the latest moment when this endpoint had something else to do.
+            # The wait costs nothing while this endpoint computes something else. So `_PATIENCE_S` counts from the
+            # latest moment when it had something else to do.
             self._latest_busy_s = now_s
         late_helpers = [part.helper for part in self._parts.missing if not part.has_ended]
         # If all these helpers are avoided, another batch has already waited for them in vain. Do not wait again.

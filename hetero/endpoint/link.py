@@ -104,7 +104,7 @@ class EndpointLink:
         transport: Transport | None = None,
     ) -> None:
         self._name = f"{record.endpoint_id} ({record.address})"
-        address = address_via(record.address)
+        address = address_via(record.address)  # a rule for tests may lead the connections over another network
         self._address = address.rpartition(":")[0].strip("[]")
         self._host = record.host
         self._transport = choose_transport(tls) if transport is None else transport
@@ -145,7 +145,7 @@ class EndpointLink:
                 raise CallFailedError(Fault.UNREACHABLE, self.why_ended)
             if self._attendance is not None:
                 return
-            # A timer cancels the call if no answer comes. A timeout of the call would also end a call that is answered.
+            # The call goes on after its answer, so it must not have a timeout. A timer cancels it if no answer comes.
             timer, begin_s = threading.Timer(_ATTEND_TIMEOUT_S, lambda: call.cancel()), time.monotonic()
             timer.daemon = True
             try:
@@ -153,7 +153,7 @@ class EndpointLink:
                     call: Any = self._channel.unary_stream(f"/{SERVICE}/Attend", None, None)(
                         pb.AttendRequest(protocol=PROTOCOL).SerializeToString(), metadata=self._metadata
                     )
-                    timer.start()
+                    timer.start()  # starts after `call` is assigned, because the timer uses it
                     data = next(call, b"")
             except CallFailedError as error:
                 if time.monotonic() - begin_s >= _ATTEND_TIMEOUT_S:
@@ -275,7 +275,7 @@ class EndpointLink:
         call = Call(self._give_back)
         is_usable = False
         try:
-            self._connect(call, math.inf)
+            self._connect(call, math.inf)  # needs no deadline, because it fails after about 10 s at the latest
             is_usable = True
         except OSError as error:
             self._drop(f"no connection for batches: {error}")
@@ -291,8 +291,8 @@ class EndpointLink:
             try:
                 return connection, self._exchange(call, connection, request, deadline_s)
             except (ConnectionResetError, BrokenPipeError):
-                # If the endpoint died, perhaps because of this request, its port accepts no new connection below. If
-                # only the idle connection had ended, the request is not to blame and can safely be sent again.
+                # If the endpoint died, perhaps because of this request, `_connect` fails below, and the request is not
+                # sent again. If only the idle connection had ended, the request is not to blame and is sent again.
                 self._give_back(call, is_usable=False)
         connection = self._connect(call, deadline_s)
         return connection, self._exchange(call, connection, request, deadline_s)
@@ -314,8 +314,8 @@ class EndpointLink:
                     return None
                 _, connection = self._idle.pop()
             call.hold(connection)
-            # `hold` shuts the connection of a cancelled call down. Return it, because its use raises what the caller
-            # expects. Otherwise the loop would close all idle connections.
+            # If the call is cancelled, `hold` has shut the connection down. Return it, because its use ends the fetch
+            # with an OSError. Otherwise the loop would close all idle connections.
             if connection.is_quiet() or call.is_cancelled:
                 return connection
             self._give_back(call, is_usable=False)  # the connection has ended, or sent data that was not asked for

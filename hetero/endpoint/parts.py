@@ -220,7 +220,7 @@ class Parts:
             helper: The endpoint.
             positions: The positions, which no other part has.
         """
-        # Divide by `_MAX_PER_HELPER` and round up. So this is the largest number of parts.
+        # A helper with many samples gets larger parts, so that it has `_MAX_PER_HELPER` parts at most.
         part_samples = max(_SMALL_PART, math.ceil(len(positions) / _MAX_PER_HELPER))
         for begin in range(0, len(positions), part_samples):
             part = Part(helper, positions[begin : begin + part_samples])
@@ -252,7 +252,7 @@ class Parts:
             if not missing:
                 return
             # Compute samples of a part that has failed first, because the other parts may still arrive. If none has
-            # failed, take the part that was asked for last.
+            # failed, take the part that was asked for last, because it will probably arrive last.
             part = next((part for part in missing if part.is_failed), missing[-1])
             yield part.missing.pop()
             # All samples of the part are computed here, so the part is no longer needed.

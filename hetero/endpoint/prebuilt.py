@@ -66,8 +66,8 @@ def announce(channel: socket.socket, specs: Sequence[DatasetSpec]) -> None:
     # If the fork server has closed the other end, or this end was closed by an earlier call, this endpoint builds its
     # own.
     with channel, contextlib.suppress(OSError):
-        # The arguments of the data set have at most 64 KiB. Those of up to eight further data sets have at most 4 KiB
-        # each. So the packet is shorter than the 208 KiB that the kernel allows.
+        # The arguments of the first data set have at most 64 KiB, and the arguments of up to eight further ones at most
+        # 4 KiB each. So the packet is shorter than the 208 KiB that the kernel allows.
         channel.send(json.dumps({"datasets": [[spec.name, spec.arguments_json] for spec in specs]}).encode())
         # The fork server never sends anything. `recv` returns when the fork server has closed its end.
         channel.recv(1)

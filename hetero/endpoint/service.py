@@ -229,7 +229,7 @@ class DataServicer:
             session_token = self.delivery.admit()
             try:
                 ended = threading.Event()
-                # If this returns False, the caller has left already, and gRPC will not call back.
+                # If `add_callback` returns False, the caller has left already, and gRPC will not call back.
                 if not context.add_callback(ended.set):
                     return
                 yield pb.AttendReply(port=self.delivery.port, ticket=session_token).SerializeToString()
@@ -264,8 +264,8 @@ class DataServicer:
         gathering = wanted.gathering()
         if gathering is not None:
             return self._gather(wanted, gathering, reply)
-        # Compression takes longer than sending, so it is left to this thread. Nothing is known about the size of a
-        # part.
+        # This thread sends a batch that has to be compressed, because compression takes longer than sending. It also
+        # sends a part, because the sizes of earlier batches say nothing about the size of a part.
         compute_thread_sends = served.experience.is_sent_at_once and request.compression is None and not request.is_part
         if not compute_thread_sends:
             return self._compute_and_wait(wanted, wanted.compute, reply)

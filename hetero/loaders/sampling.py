@@ -176,7 +176,7 @@ class BuiltInOrder:
             # ``repeats``: how often the sample of each place came before. With fewer samples than ranks, the order
             # wraps more than once, so this can exceed 1.
             repeats, places = np.divmod(places, self.num_samples)
-            occurrences = repeats.astype(np.uint32) if repeats.any() else None
+            occurrences = repeats.astype(np.uint32)
         indices = places if order is None else order[places]
         return PlannedBatch(
             position, IndexedWork(indices if self.part is None else self.part[indices], occurrences), rank

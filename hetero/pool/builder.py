@@ -67,11 +67,11 @@ class Builder:
         if event["event"] == "built":
             self.has_built = True
         elif event["event"] == "refused":
-            # The process is about to end. Wait for this, before another builder builds the other data sets.
+            # A builder ends after it has refused a data set. Wait for its end, before another one builds the others.
             self.refused, self.why = (self.specs[event["number"]],), event["why"]
             self.end()
         else:
-            # The process has ended. It is not known which data set ended it, so none of them is tried again.
+            # The builder has ended. It is not known which of its data sets is to blame, so none of them is tried again.
             self.refused, self.why = self.specs, f"the process that builds it {describe_exit_status(self.end())}"
 
     def hand_over(self, starts: Sequence[Start]) -> None:
@@ -113,7 +113,8 @@ def build_all(specs: Sequence[DatasetSpec], channel: socket.socket, *, host: str
             channel.send(json.dumps({"event": "refused", "number": number, "why": why_not}).encode())
             return None
         logger.info("built data set %s once for all endpoints in %.1f s", spec, time.monotonic() - begin_s)
-    # Prepare before the fork server gets the report. Between the report and the forks, the host has no endpoints.
+    # Prepare before the fork server gets the report. Between the report and the forks, the host has no endpoints, so
+    # this time must be short.
     prepare_to_fork()
     channel.send(json.dumps({"event": "built"}).encode())
     return prebuilt

@@ -380,9 +380,10 @@ def _run_builder(
     Returns:
         The exit status.
     """
-    # As in `main`. A forked process does not inherit this.
+    # As in `main`, because a forked process does not inherit it.
     survive_first_sigterm()
     prebuilt = build_all(specs, server, host=base.host)
+    # `build_all` has reported that a data set was refused. Another builder builds the others.
     if prebuilt is None:
         return int(ExitCode.OK)
     with SignalWaiter((end_signal(), signal.SIGCHLD)) as signals:
@@ -405,7 +406,7 @@ def main() -> None:
     files_before = open_files()
     try:
         load_script(base.script, base.script_args, host=base.host, is_module=base.is_module)
-        # Do this again, because the script may have set up logging or signals.
+        # Configure the process again, because the script may have set up logging or signals.
         configure_process(base.log_level)
         # Forked endpoints would share files that the script has opened, and would lack threads that it has started.
         reason = why_not_fork(files_before)

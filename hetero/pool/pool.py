@@ -70,10 +70,10 @@ class EndpointPool(PoolFigures):
         self._changed = threading.Condition()
         self.failure: HeteroError | None = None
         self.num_restarts = 0
+        # The second argument is the time without a restart after which the budget gets one back.
         self._restart_budget = RestartBudget(options.endpoint_restarts, _RETURN_STABLE_TIMES * options.stable_s)
         self.num_stuck = 0
-        # The first part of each incarnation. From it, readers see that a host was replaced, even if they missed the
-        # time when the host was away.
+        # The first part of each incarnation. It shows readers that a host was replaced, even if they missed the change.
         self._launch = secrets.token_hex(8)
         self._has_served = False
         """Whether all wanted endpoints have served at the same time."""
@@ -148,7 +148,8 @@ class EndpointPool(PoolFigures):
         with self._changed:
             self._stop_grace_s = self._options.endpoint.grace_s if grace_s is None else grace_s
         self._wake()
-        # After the grace, the pool's thread kills the processes and waits until they are gone.
+        # After the grace, the thread may wait 3 s in `_shut_down` and 2 s in `_drop_starter`. On a busy host it needs
+        # longer, but it must not block the caller for ever.
         self._thread.join(self._stop_grace_s + 15.0)
 
     def __enter__(self) -> EndpointPool:
@@ -266,16 +267,12 @@ class EndpointPool(PoolFigures):
                 self._starter.end_endpoint(slot.incarnation)
 
     def _end_idle_starter(self) -> None:
-        """End the fork server if no endpoint is wanted or left. It starts again when an endpoint is wanted.
-
-        This frees the memory of the libraries that the script imports. A fork server that still imports the script is
-        not ended, because an import may write files.
-        """
-        if self._num_wanted or any(slot.is_started for slot in self._slots):
-            return
-        if self._starter is not None and self._starter.loaded_s is not None:
+        """End the fork server if no endpoint is wanted or left, to free the memory of the libraries in it."""
+        # While the fork server imports the script, do not end it, because an import may write files.
+        has_loaded = self._starter is not None and self._starter.loaded_s is not None
+        if has_loaded and not self._num_wanted and not any(slot.is_started for slot in self._slots):
             self._drop_starter()
-            self._starter_due_s = 0.0
+            self._starter_due_s = 0.0  # it starts again as soon as an endpoint is wanted
 
     def _take_events(self, starter: ProcessStarter) -> None:
         """Act on the events that have arrived from the fork server and its endpoints."""
@@ -304,8 +301,8 @@ class EndpointPool(PoolFigures):
         if event["incarnation"] != slot.incarnation:
             return
         if kind == "ready":
-            # If a builder has taken over, its endpoint replaces a process with the same incarnation. So keep the
-            # statistics of that process.
+            # A builder (`hetero.pool.builder`) may have replaced the endpoint by one that it has forked with the same
+            # incarnation. So keep the statistics of the earlier process.
             slot.fold_statistics()
             self._on_ready(slot, event["pid"], event["port"])
         elif kind == "statistics":
@@ -367,7 +364,8 @@ class EndpointPool(PoolFigures):
         slot.start_at_s = self._time_to_restart(
             slot.name, status, explanation, slot.last_lines, num_crashes=slot.num_crashes + 1, is_last=is_last
         )
-        # Without a time, the endpoint waits for the budget. Such a crash does not lengthen the next back-off.
+        # Without a time, the endpoint waits for the budget, longer than any back-off. So do not count the crash, which
+        # would lengthen the next back-off too.
         slot.awaits_restart = slot.start_at_s is None and self.failure is None
         slot.num_crashes += slot.start_at_s is not None
 
@@ -392,7 +390,7 @@ class EndpointPool(PoolFigures):
             describe_exit_status(status),
             self._starter_lines,
             num_crashes=self._num_starter_crashes + 1,
-            is_last=True,
+            is_last=True,  # because no endpoint lives without the fork server
         )
         self._starter_awaits_restart = self._starter_due_s is None and self.failure is None
         self._num_starter_crashes += self._starter_due_s is not None
@@ -461,7 +459,8 @@ class EndpointPool(PoolFigures):
     def _fail(self, error: HeteroError) -> None:
         """Give up for good: keep the first error, and plan no further starts."""
         if self.failure is None:
-            # A job that needs endpoints from its start ends now. Log one line, because its launcher logs all of them.
+            # A job that needs endpoints at its start (``num_at_start`` is not 0) ends now. Its launcher logs the whole
+            # error, so log one line here.
             ends_job = not self._has_served and self._options.num_at_start != 0
             shown = first_line(error) if ends_job else error
             logger.error("hetero gives up the endpoints of %s: %s", self._host, shown)

@@ -239,8 +239,8 @@ class Liveness:
     def next_action(self, now_s: float, *, suspended: bool) -> Action:
         """Return what to do now. Call this a few times a second, and do what it returns."""
         # If this method was not called for a long time, the whole host may have been frozen, as in the migration of a
-        # virtual machine. Then the endpoint is not to blame. Without this check, a launcher that went on first saw
-        # beats that were 31 s old, and killed healthy endpoints.
+        # virtual machine. Then the endpoint is not to blame. Without this check, a launcher killed healthy endpoints
+        # after such a pause. It ran again before they did, and their latest beats were 31 s old.
         was_away = now_s - self._latest_call_s > self._bound_s / 2
         self._latest_call_s = now_s
         if self._beat_s is None:

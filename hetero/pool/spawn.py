@@ -190,7 +190,7 @@ class Outputs:
 
         Args:
             name: Name of the process.
-            last_lines: Gets the lines too, for the error if the process fails.
+            last_lines: Receives the lines as well. If the process fails, the error shows them.
         """
 
         def on_line(source: str, text: str) -> None:
@@ -252,8 +252,8 @@ def start_module(
             stderr=output,
             pass_fds=(theirs.fileno(),),
             env=environment,
-            # Supervisors signal whole groups. When this ended endpoints before the ranks, ranks could not end after the
-            # same step.
+            # A supervisor may signal the launcher's whole process group. When such a signal ended the endpoints before
+            # the ranks, the ranks got no more batches, and could not all end after the same step.
             start_new_session=in_own_session,
         )
     return ours, process

@@ -85,6 +85,7 @@ class ServicePool(EndpointPool):
         """Return this host's counters under the names that the report uses."""
         restarts = dict.fromkeys((TF_DISPATCHER, TF_WORKER), 0)
         for slot in self._slots:
+            # The first start of a slot is no restart, and a slot may not have been started yet.
             restarts[self._kind(slot.index)] += max(0, slot.num_starts - 1)
         return {
             "tf.data dispatcher restarts": restarts[TF_DISPATCHER],
@@ -217,7 +218,8 @@ class _Servers:
         configuration = {
             "index": index,
             "incarnation": incarnation,
-            # A restarted server gets its old port, where its clients look for it. At the first start, any free port.
+            # A restarted server gets its old port, where its clients look for it. At the first start, 0 selects a free
+            # port.
             "port": self._ports.get(index, 0),
             "dispatcher": dispatcher,
             "worker_address": join_address(self._options.endpoint.address, _ANY_PORT),

@@ -48,7 +48,8 @@ def main() -> None:
         _send(pool, event="failed", child=None, kind=type(error).__name__, message=str(error))
         os._exit(error.exit_code)
     _send(pool, event="ready", pid=os.getpid(), port=_port(server), **names)
-    while not _must_end(pool):
+    # The statistics are a sign of life, which the pool expects in each period.
+    while not _closes_within_period(pool):
         _send(pool, event="statistics", **names)
     sys.stderr.flush()
     # Do not call the server's own stop. It blocks the interpreter while it waits for TensorFlow's autotuner, which
@@ -63,8 +64,8 @@ def _start(configuration: dict[str, Any]) -> Any:
         ConfigError: TensorFlow is not installed.
     """
     # A server does not need Keras, but TensorFlow imports it, and Keras imports Matplotlib and scikit-learn if they are
-    # installed. With this variable, TensorFlow imports tf_keras instead, and neither of them if tf_keras is not
-    # installed. Then the import takes 2.8 s of CPU instead of 5.0.
+    # installed. With this variable, TensorFlow imports tf_keras instead of Keras. If tf_keras is not installed, it
+    # imports neither, and the import takes 2.8 s of CPU instead of 5.0.
     os.environ["TF_USE_LEGACY_KERAS"] = "1"
     try:
         import tensorflow as tf
@@ -111,14 +112,14 @@ def _port(server: Any) -> int:
     return int(server._address.rpartition(":")[2])
 
 
-def _must_end(pool: socket.socket) -> bool:
+def _closes_within_period(pool: socket.socket) -> bool:
     """Wait for one liveness period at most. Return whether the pool has closed the socket."""
     readable, _, _ = select.select([pool], [], [], _LIVENESS_PERIOD_S)
     return bool(readable) and not pool.recv(MAX_PACKET_BYTES)
 
 
 def _send(pool: socket.socket, **event: object) -> None:
-    # If the pool is gone, ignore the error, because `_must_end` will report this.
+    # If the pool is gone, ignore the error, because `_closes_within_period` will report this.
     with contextlib.suppress(OSError):
         pool.send(json.dumps(event).encode())
 

@@ -92,7 +92,7 @@ class Fetcher:
         }
 
     def do_burst(self, seconds: float, chunk: int) -> dict[str, Any]:
-        """Fetch and encode samples for some seconds.
+        """Fetch and encode samples for some seconds, ``chunk`` samples at a time.
 
         Answer with the number of samples, the wall time and the CPU time in seconds.
         """
@@ -139,7 +139,7 @@ def main() -> None:
     options = decode(CostOptions, facts["options"])
     try:
         load_script(options.script, options.script_args, host=options.host, is_module=options.is_module)
-        # Do this again, because the script may have set up logging or signals.
+        # Configure the process again, because the script may have set up logging or signals.
         configure_process("WARNING")
         channel.send({"loaded": True})
         Fetcher(channel, options, facts["index"]).serve()

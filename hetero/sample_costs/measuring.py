@@ -153,7 +153,7 @@ def measure_host(options: CostOptions, progress: Callable[[str], object]) -> Hos
         before = open_files()
         try:
             load_script(options.script, options.script_args, host=options.host, is_module=options.is_module)
-            # Do this again, because the script may have set up logging or signals.
+            # Configure the process again, because the script may have set up logging or signals.
             configure_process("WARNING")
             supply, contents = _measure_costs(options, before, progress, notes)
         except (HeteroError, OSError) as error:
@@ -310,6 +310,7 @@ def _num_within_memory(fetchers: _Fetchers) -> int:
     if not private_bytes:  # the system does not say, so nothing is known
         return sys.maxsize
     free_bytes = psutil.virtual_memory().available
+    # In a container, psutil returns the free memory of the whole machine. The limit of the control group may be lower.
     group = memory_use()
     if group is not None and group.limit_bytes is not None:
         free_bytes = min(free_bytes, group.limit_bytes)

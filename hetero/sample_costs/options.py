@@ -73,6 +73,7 @@ class Channel:
     def send(self, message: object) -> None:
         """Send a message. If the other process has ended, drop the message, because `receive` reports the end."""
         try:
+            # Without a time limit, a process that does not read would block this process for ever.
             self._socket.settimeout(5.0)
             self._socket.send(json.dumps(message).encode())
         except OSError:

@@ -113,15 +113,15 @@ def measure_samples(
         raise ConfigError("found no samples to measure; expected at least one request")
     begin_s = time.perf_counter()
     times = SampleTimes()
-    # `fetch` calls its ``cancelled`` before each sample and ``on_samples`` after the last one. So `mark` and `mark_end`
-    # record these times. `start` and `stop` are called before and after each batch.
+    # `fetch` calls its argument ``cancelled`` before each sample, and ``on_samples`` after the last one. So `mark`
+    # records when each sample begins, and `mark_end` when the last one ends. `start` and `stop` enclose each batch.
     watch = _Stopwatch(cpu_clock)
     read_before, num_samples, num_failures = _read_bytes(), 0, 0
-    # Measure without a cache. It does not help in the first epoch of a job, but here it would, because the same samples
-    # are fetched again.
+    # Measure without a cache. A cache does not help in the first epoch of a job. Here it would help, because the same
+    # samples are fetched again.
     with built.loading_anew():
-        # Fetch one sample that does not count, because it opens files and fills caches. Its time gives the first chunk
-        # size. If it raises, the time until then does.
+        # Fetch one sample that does not count, because it opens files and fills caches. The time of this attempt gives
+        # the first chunk size, even if the sample raises.
         with contextlib.suppress(DatasetError):
             fetch(built, next(split(requests, 1)), cancelled=watch.mark)
             num_samples += 1
@@ -139,7 +139,7 @@ def measure_samples(
                 if num_failures > _MAX_FAILURES:
                     raise
                 continue
-            # Encode the batch, because an endpoint does so too, and the time counts.
+            # Encode the batch, because an endpoint encodes each batch, and this time is a part of what a batch costs.
             EncodedBatch(batch, copy=not built.makes_new_memory(collate=request.collate))
             watch.stop(times, request.work.num_samples)
             num_samples += request.work.num_samples

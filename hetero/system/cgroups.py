@@ -19,7 +19,7 @@ _CACHED = {
     "cgroup": ("total_inactive_file", "total_active_file"),
 }
 """Lines of ``memory.stat`` with the cached files, which the kernel gives up if a process needs the memory."""
-_OF_THE_MACHINE = "release_agent"
+_FILE_OF_TOPMOST_GROUP = "release_agent"
 """A file that only the topmost group of version 1 has. In version 2 the topmost group lacks memory figures."""
 _UNBOUNDED = 2**60
 """Limits of this many bytes or more count as unlimited. Version 1 reports a number close to 2^63 for no limit."""
@@ -40,8 +40,9 @@ def memory_use(process: Path = Path("/proc/self")) -> MemoryUse | None:
     """Return the figures of the control group whose limit a process reaches first.
 
     That is the process's own group, unless a group above it allows less. The group of the whole machine does not count,
-    because its use says nothing about one process. A process that has ended is in no group. Its parent must therefore
-    read the parent's own figures. They are the same, unless one of the two processes was moved to another group.
+    because its use says nothing about one process. A process that has ended is in no group. To explain its end, its
+    parent can read the figures of the parent's own group, which is the same one, unless one of the two processes was
+    moved to another group.
 
     Args:
         process: The process's folder under ``/proc``.
@@ -79,7 +80,7 @@ def oom_kills(process: Path = Path("/proc/self")) -> int | None:
         process: The process's folder under ``/proc``.
 
     Returns:
-        The number, also of kills that the lack of memory of the machine caused. None if no visible group counts them.
+        The number. It includes kills when the whole machine lacked memory. None if no visible group counts kills.
     """
     version, folders = _groups(process, "memory")
     for folder in folders:
@@ -124,17 +125,18 @@ def _figures(process: Path) -> list[MemoryUse]:
     found: list[MemoryUse] = []
     for folder in folders:
         peak, limit = (_read_number(folder / name) for name in _FILES[version])
-        if peak is not None and not (folder / _OF_THE_MACHINE).exists():
+        if peak is not None and not (folder / _FILE_OF_TOPMOST_GROUP).exists():
             limit = limit if limit is not None and limit < _UNBOUNDED else None
             found.append(MemoryUse(peak_bytes=peak, limit_bytes=limit, is_own=folder == folders[0]))
     return found
 
 
 def _groups(process: Path, controller: str) -> tuple[str, list[Path]]:
-    """Return the version of control groups that has a controller, and folders, those of the process's group first.
+    """Return the version of control groups that has a controller, and the folders of a process's groups.
 
-    The other folders belong to the groups above that group, the nearest group first. The list is empty if the groups
-    cannot be read. The version is the name of its file system: ``cgroup`` or ``cgroup2``.
+    The first folder is that of the process's own group. The others belong to the groups above it, the nearest group
+    first. The list is empty if the groups cannot be read. The version is the name of its file system: ``cgroup`` or
+    ``cgroup2``.
     """
     try:
         version, group = _group(_read(process / "cgroup"), controller)
@@ -215,7 +217,7 @@ def _read_free(folder: Path, version: str) -> int | None:
 def _read_quota(folder: Path) -> float | None:
     """Return the number of CPUs that a group of version 2 allows."""
     try:
-        # CPU microseconds, or ``max`` for no quota, in each period of so many microseconds.
+        # The file has the CPU microseconds in each period, or ``max`` for no quota, and the microseconds of a period.
         quota, period = _read(folder / "cpu.max").split()
         return int(quota) / int(period) if quota != "max" else None
     except (OSError, ValueError, ZeroDivisionError):

@@ -146,7 +146,8 @@ class LineWriter:
         """Queue a line, or drop it if the queue is full. Does not wait."""
         data = line.encode("utf-8", "replace") + b"\n"
         with self._changed:
-            # No wait here: a stopped reader once blocked the launcher's threads, and with a full pipe the ranks.
+            # Do not wait for room. A program that had stopped reading the output once blocked the launcher's threads.
+            # The launcher then read no output of the ranks, so their pipes were full and blocked them too.
             if self._is_closed or self._is_broken or self._num_bytes + len(data) > self._max_bytes:
                 self._num_dropped += 1
                 return
@@ -259,7 +260,7 @@ class LoggedErrors:
 
     @contextlib.contextmanager
     def during(self, what: str) -> Iterator[None]:
-        """Catch and log errors of the block.
+        """Catch and log errors of the block. Log each text only once, because a loop may repeat the same error often.
 
         Args:
             what: What the block does, for the log.
@@ -285,7 +286,7 @@ class _UntilConfigured(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record, unless the script has its own handlers."""
-        # A NullHandler shows nothing. Libraries add one only to silence the handler that logging uses without others.
+        # A NullHandler shows nothing. Libraries add one only to silence `logging.lastResort`, so it does not count.
         if not all(isinstance(handler, logging.NullHandler) for handler in logging.getLogger().handlers):
             return
         try:

@@ -65,7 +65,10 @@ logger = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection during imports. Imported objects stay, so collections would only waste time: 10 %."""
+    """Disable garbage collection during imports, which saves a tenth of their time.
+
+    Nearly all objects that an import makes stay in use, so collections would free almost nothing.
+    """
     before = gc.get_threshold()
     gc.set_threshold(0)
     try:
@@ -106,13 +109,13 @@ def _fill_gaps() -> None:
     malloc.argtypes, malloc.restype = (ctypes.c_size_t,), ctypes.c_void_p
     free.argtypes, free.restype = (ctypes.c_void_p,), None
     sbrk.argtypes, sbrk.restype = (ctypes.c_ssize_t,), ctypes.c_void_p
-    # After `malloc_trim`, less than a page is free at the end of the heap. A block in the last page comes from there,
-    # and not from a gap.
+    # After `malloc_trim`, less than a page is free at the end of the heap. A block in the last page comes from this
+    # end, and not from a gap.
     last_page = sbrk(0) - os.sysconf("SC_PAGESIZE")
     num_left = _MAX_GAPS
     for size in _GAP_SIZES:
-        # Malloc takes a gap of this size while there is one. The first block elsewhere shows that none is left. Only
-        # this block is freed, and the others stay in their gaps for good.
+        # Malloc takes a gap of this size while there is one. The first block that is not in a gap shows that none is
+        # left. Only this block is freed, and the others stay in their gaps for good.
         while heap_begin <= (block := malloc(size) or 0) < last_page and num_left:
             num_left -= 1
         free(block)
@@ -152,6 +155,7 @@ def process_memory(process: Path = Path("/proc/self")) -> ProcessMemory | None:
         process: The process's folder under ``/proc``.
     """
     try:
+        # The first line has the addresses, and each other line a kind of memory with its size.
         lines = (process / "smaps_rollup").read_text(encoding="ascii").splitlines()[1:]
         sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
     except (OSError, ValueError, IndexError):
@@ -177,8 +181,8 @@ def keep_freed_memory() -> bool:
 
     By default each thread has its own arena, which is made of pieces of 64 MiB. No other thread can use the free memory
     of an arena, and an empty piece is returned to the kernel. Therefore this function allows only one arena, the main
-    arena. Arenas that exist already stay, and all threads share them. They keep their empty pieces, and all freed
-    blocks of less than 64 MiB, because this function also sets a padding (``top_pad``) of the size of one piece.
+    arena. Arenas that exist already stay, and all threads share them. To let them keep their empty pieces too, and all
+    freed blocks of less than 64 MiB, this function sets malloc's padding (``top_pad``) to the size of one piece.
 
     Call this at the start of a process, before its threads, because one arena needs the least memory. Native code that
     allocates in several threads at the same time is slower with one arena: four threads of a C program that only
@@ -204,6 +208,8 @@ def keep_freed_memory() -> bool:
     for setting, variable, tunable, values in _SETTINGS:
         if variable in os.environ or f"glibc.malloc.{tunable}=" in tunables:
             continue  # the user's choice
+        # Old versions of glibc refuse large values, so a setting may have a smaller second value. Use the first value
+        # that is accepted.
         if not any(mallopt(setting, value) == 1 for value in values):
             logger.debug("malloc stays as it is: mallopt refuses %s=%d", variable, values[-1])
             return False

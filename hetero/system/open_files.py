@@ -34,7 +34,7 @@ def open_files() -> dict[int, str]:
     left out too. It is read through its map, without a position.
     """
     # For each mapped file, by name: whether this process can write to the file through a map. If a file has several
-    # maps, the writable one is sorted last, and replaces the others in the dictionary.
+    # maps, the dictionary keeps the last one. True is sorted after False, so one writable map is enough.
     is_writable_through_map = dict(sorted(mapped_files()))
     found = {}
     for descriptor in _descriptors():
@@ -43,7 +43,7 @@ def open_files() -> dict[int, str]:
             access = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
             may_read = access != os.O_WRONLY
             name = _name(descriptor)
-            # For a file that is not mapped, the dictionary lacks an entry, and `get` returns None.
+            # The value False means that the file is mapped, and that no map is writable.
             is_only_read_through_map = access == os.O_RDONLY and is_writable_through_map.get(name) is False
             if stat.S_ISSOCK(mode):
                 found[descriptor] = name

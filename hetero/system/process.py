@@ -75,7 +75,7 @@ def die_with_parent(expected_parent_pid: int) -> None:
         OSError: If the kernel rejects the call (not Linux).
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # Check this after the call, because the parent may have ended just before it.
+    # Check the parent after the call, because it may have ended just before the call.
     if os.getppid() != expected_parent_pid:
         os._exit(ExitCode.ORPHANED)
 
@@ -276,6 +276,7 @@ class SignalWaiter:
         for number in self._signals:
             # Python writes to the pipe only for signals with a handler, even if the handler does nothing.
             self._handlers_before.append((number, signal.signal(number, _ignore)))
+        # Forked children give the signals of these waiters their default action, see `_reset_in_child`.
         _waiting.add(self)
         return self
 

@@ -47,7 +47,7 @@ def find_script(script: str, *, is_module: bool = False, host: str = "") -> Path
     Args:
         script: Path of the script, or the name of a module, which may be a package with a ``__main__``.
         is_module: Whether ``script`` is the name of a module.
-        host: Name of the host for error messages, if the reader may expect another host.
+        host: Name of this host for error messages. If it is empty, they name the current folder instead.
 
     Raises:
         ConfigError: If the file or module does not exist.
@@ -163,6 +163,7 @@ def _advice(folder: Path) -> str:
     """Return advice to name a file or a module instead of a folder."""
     if (folder / "__main__.py").is_file():
         return f"run it as a module (-m {folder.name}), or name {folder / '__main__.py'}"
+    # Name train.py if the folder has it, or if the folder has no Python file.
     files = sorted(path.name for path in folder.glob("*.py"))
     name = files[0] if files and "train.py" not in files else "train.py"
     return f"name the file in it, for example {folder / name}"

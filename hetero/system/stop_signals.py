@@ -52,9 +52,10 @@ def sigterm_blocked_in_children(environ: Mapping[str, str] | None = None) -> Ite
 def survive_first_sigterm() -> None:
     """If this process is shielded, ignore one SIGTERM, because a platform may send it to all processes of a job.
 
-    Only the launcher acts on the platform's SIGTERM. A second SIGTERM ends this process. Two that come before Python
-    has handled the first count as one, so a parent that waits for the end sends `end_signal` instead. Processes that
-    the user's code starts here are not shielded: the first SIGTERM ends them. Call this on the main thread.
+    Only the launcher acts on the platform's SIGTERM. A second SIGTERM ends this process. But if it arrives before
+    Python has handled the first one, the two count as one. So a parent that wants to end this process sends
+    `end_signal` instead of SIGTERM. Processes that the user's code starts here are not shielded: the first SIGTERM ends
+    them. Call this on the main thread.
     """
     if SHIELD_VARIABLE not in os.environ:
         return

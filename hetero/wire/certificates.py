@@ -93,6 +93,7 @@ def _check(folder: Path, hosts: Sequence[str], names: Sequence[str]) -> None:
             raise ConfigError(f"--host {host[:80]!r} is not a host name: expected letters, digits and ._:-, and not ca")
     if len(set(hosts)) < len(hosts):
         raise ConfigError("a host is given twice; give each one once")
+    # Look for ca.key too, even if it will not be written, because it belongs to another authority.
     taken = [name for name in (*names, "ca.key") if (folder / name).exists()]
     if taken:
         raise ConfigError(f"{folder} holds {taken[0]} already; give another folder, or remove the old certificates")
@@ -205,7 +206,7 @@ def _signed(
 
 
 def _pem(content: EllipticCurvePrivateKey | Certificate) -> bytes:
-    """Return the content of a file."""
+    """Return a key or a certificate in PEM format, as it is written to a file."""
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
     from cryptography.x509 import Certificate
 

@@ -75,8 +75,9 @@ def client_options() -> tuple[Option, ...]:
         *_KEEPALIVE,
         # 0 removes gRPC's limit on keepalive pings between calls.
         ("grpc.http2.max_pings_without_data", 0),
-        # The default backs off to 120 s, much longer than an endpoint needs to restart. If the job fails
-        # because of a peer with another version, its hosts wait 4 s for that peer. It must reconnect by then.
+        # The default backs off to 120 s, much longer than an endpoint needs to restart. A second is short for another
+        # reason too: hosts of a job that has failed because their versions of hetero differ stay for only 4 s. Within
+        # this time, each other host has to connect, and learn why the job has failed.
         ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.max_reconnect_backoff_ms", 1_000),
         # This is also the limit of one connection attempt. The default of 20 s hides a host that drops packets.
@@ -125,10 +126,10 @@ def server_options(*, max_streams: int = 1024) -> tuple[Option, ...]:
 def without_proxy(environ: Mapping[str, str]) -> dict[str, str]:
     """Return variables that make other libraries' gRPC channels connect to hosts of the job without a proxy.
 
-    The result is empty if no proxy is set. An entry of ``no_grpc_proxy`` matches the end of an address, or in newer
-    gRPC cores a network. The job's connections go to numeric addresses, so this function adds the ten digits as
-    entries. These entries also match names that end in a digit. Other names, and connections without gRPC, still use
-    the proxy.
+    The result is empty if no proxy is set. An entry of ``no_grpc_proxy`` matches all addresses that end with its text,
+    and in newer gRPC cores also a network. The job's connections go to numeric addresses. An IPv4 address ends with a
+    digit, so this function adds each of the ten digits as an entry, and ``::/0`` for all IPv6 addresses. The digits
+    also match names that end with a digit. Other names, and connections without gRPC, still use the proxy.
     """
     if not any(environ.get(name) for name in PROXY_VARIABLES):
         return {}

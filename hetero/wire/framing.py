@@ -378,8 +378,8 @@ class BatchDecoder:
             return
         if self._codec is None or compression != self._compression:
             raise ProtocolError(f"a batch is compressed with {compression}, but {self._compression} was requested")
-        # The header has the sizes of all blocks, so they are checked before anything is allocated. The endpoint knows
-        # them when it sends the header, because the header's checksum needs the whole batch anyway.
+        # The header has the sizes of all blocks, so they are checked before anything is allocated. An endpoint can put
+        # them into the header, because it compresses the whole batch before it sends the header.
         sizes = list(header.block_bytes)
         expected = [size for shape in shapes for size in raw_block_sizes(shape.nbytes)]
         if len(sizes) != len(expected):
@@ -409,7 +409,7 @@ class BatchDecoder:
             self._leaf_index += 1
         shape = self._shapes[self._leaf_index]
         nbytes = shape.nbytes
-        # The caller's function may return pinned memory, which torch too uses only for tensors.
+        # The caller's function may return pinned memory, which is only for tensors, as in torch's own loader.
         buffer = self._allocate(nbytes) if shape.container == "tensor" else _allocate(nbytes)
         # The caller's function may return a buffer of another format, or a larger one.
         self._buffers.append((buffer if buffer.format == "B" else buffer.cast("B"))[:nbytes])

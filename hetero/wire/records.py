@@ -146,9 +146,10 @@ _columns: Callable[[Any], tuple[_Column, ...]] = functools.cache(_find_columns)
 def _column(name: str, hint: Any) -> _Column:
     """Return the conversions of the field with this name and type.
 
-    The type gives a conversion of the value. `Wire` may replace this conversion in one of two ways. Its ``encode`` and
-    ``decode`` convert to and from the message's field of the same name. Its ``write`` and ``read`` use other fields of
-    the message.
+    By default, the type of the field decides how its value is converted to and from the message's field of the same
+    name. A `Wire` with ``encode`` and ``decode`` replaces this conversion of the value. A `Wire` with ``write`` and
+    ``read`` is for a field that the message lacks: ``write`` returns values of other fields of the message, and
+    ``read`` gets the whole message.
     """
     wire = Wire()
     if typing.get_origin(hint) is Annotated:

@@ -256,6 +256,7 @@ def _read(path: Path, *, is_secret: bool) -> bytes:
     try:
         with open(path, "rb", opener=_open_without_waiting) as file:
             facts = os.fstat(file.fileno())
+            # Read only a regular file, because reading another one, such as a pipe, may block.
             content = file.read(_MAX_FILE_BYTES) if stat.S_ISREG(facts.st_mode) else b""
     except OSError as error:
         raise AuthenticationError(

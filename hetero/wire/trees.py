@@ -167,7 +167,7 @@ def _leaf_shape(message: pb.Leaf) -> LeafShape:
     if (ndim := max(len(shape), len(strides))) > 64:
         raise ProtocolError(f"a leaf has {ndim} dimensions")
     dtype = _DTYPE_NAMES.get(message.dtype, "an unknown dtype")
-    # The message of a dtype for text or dates has NumPy's name of it, which is short and begins with the byte order.
+    # For text and dates, the message has NumPy's name of the dtype, which is short and begins with the byte order.
     if message.dtype == pb.TEXT_OR_DATE:
         dtype = message.numpy_dtype[:32] if message.numpy_dtype[:1] in ("<", "|") else "an unknown dtype"
     return LeafShape(

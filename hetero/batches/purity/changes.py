@@ -23,10 +23,11 @@ _MUTATORS = frozenset(
 
 
 def own_changes(found: Reach) -> set[str]:
-    """Return labels of the places that the code of a data set may change. Such places are caches and counters.
+    """Return labels of the values that the code of a data set itself may change. Such values are caches and counters.
 
     Args:
-        found: The code and the places.
+        found: The code, and the places of the values that it uses. A place is a global, an attribute of a class, or a
+            value in a registered function, such as an attribute of the object that is the collate_fn.
     """
     own: set[str] = set()
     for code, function in functions_of(found.functions):

@@ -121,7 +121,7 @@ def digest(value: object, *, skip_unreadable: bool = False) -> bytes:
         if isinstance(body, _Unreadable) and not skip_unreadable:
             raise body.error
         name = head.encode("utf-8", "surrogatepass")
-        # The lengths come first. Otherwise different parts could give the same bytes.
+        # Hash the lengths first. Otherwise different parts could give the same bytes.
         hasher.update(b"%d %d " % (len(name), len(body) if isinstance(body, bytes) else body.nbytes))
         hasher.update(name)
         _update(hasher, body)
@@ -131,16 +131,17 @@ def digest(value: object, *, skip_unreadable: bool = False) -> bytes:
 def sketch(value: object) -> bytes:
     """Return a 16-byte hash that differs between samples, but ignores rounding.
 
-    Structure, dtypes, shapes, str, bytes and wide integers count exactly. For arrays of
-    floating point numbers and of narrow integers only coarse statistics count. Their last bits
-    depend on the CPU that computed them, because NumPy, OpenCV and torch choose code for the
-    CPU. Hosts of different types must nevertheless agree that they have the same data.
+    Structure, dtypes, shapes, str, bytes and integers of 32 bits and more count exactly. For arrays
+    of floating point numbers and of smaller integers, such as pixels, only coarse statistics count.
+    Their last bits depend on the CPU that computed them, because NumPy, OpenCV and torch choose code
+    for the CPU. Hosts of different types must nevertheless agree that they have the same data.
     """
     hasher = blake2b(digest_size=16)
     for _path, head, body in _walk(value, "", 0):
         # Only arrays that rounding can affect are replaced by coarse statistics.
         content = body if isinstance(body, bytes) or not _is_rounded(body) else _coarse(body)
-        # Hash the length before each of the two. Otherwise different parts could give the same bytes.
+        # Hash the length of the head before the head, and of the content before the content. Otherwise different parts
+        # could give the same bytes.
         for part in (head.encode("utf-8", "surrogatepass"), content):
             hasher.update((len(part) if isinstance(part, bytes) else part.nbytes).to_bytes(8, "little"))
             _update(hasher, part)
@@ -276,7 +277,9 @@ def _walk_tensor(torch: Any, value: Any, path: str, depth: int) -> Iterator[_Par
 
 
 def _elements(torch: Any, value: Any) -> bytes | np.ndarray[Any, Any]:
-    """Return the elements of a tensor as an array with the tensor's strides. All readers of the array go in C order.
+    """Return the elements of a tensor as an array with the tensor's strides.
+
+    The elements are not copied into C order. The functions that compare or hash the array read it in C order.
 
     If NumPy lacks the dtype, return an array of the elements' bytes in C order. If the elements cannot be read, return
     empty bytes that carry the exception.
@@ -327,9 +330,10 @@ def _layout(array: np.ndarray[Any, Any]) -> tuple[int, ...]:
     # `array_strides` returns no strides for C order.
     if not strides:
         return ()
-    # Strides of dimensions with one element may differ from C order, although the elements are in C order.
-    counted = [(size, stride) for size, stride in zip(array.shape, strides, strict=True) if size != 1]
-    if is_c_order([size for size, _ in counted], [stride for _, stride in counted]):
+    # It may return strides only because those of dimensions with one element differ from C order. The elements are then
+    # in C order too. So check the order again without these dimensions.
+    longer_dims = [(size, stride) for size, stride in zip(array.shape, strides, strict=True) if size != 1]
+    if is_c_order([size for size, _ in longer_dims], [stride for _, stride in longer_dims]):
         return ()
     return tuple(stride if size != 1 else 0 for size, stride in zip(array.shape, strides, strict=True))
 
@@ -409,7 +413,10 @@ def _is_rounded(array: np.ndarray[Any, Any]) -> bool:
 
 
 def _coarse(array: np.ndarray[Any, Any]) -> bytes:
-    """Return an array's magnitude and the means of its quarters. Integers are summed without rounding."""
+    """Return an array's magnitude and the means of its quarters. Integers are summed without rounding.
+
+    The array has at least one element, because `_is_rounded` is false for an empty array.
+    """
     # The quarters differ by one element at most.
     num_parts = min(4, array.size)
     quotient, remainder = divmod(array.size, num_parts)

@@ -78,6 +78,8 @@ def note_globals(factory: DatasetFactory) -> None:
     anything yet. The code that the factory uses may not be defined yet, so the globals of all of the user's modules are
     recorded.
     """
+    # Globals belong to no single data set, so they are under an empty name. Each registration records them again,
+    # because the script has defined more of them by then.
     _noted[""] = _values_of(place for module in user_modules() for place in module_places(module))
     _noted[factory.name] = _values_of(value_places(factory))
 
@@ -91,6 +93,7 @@ class GlobalsReader:
 
     def __init__(self, *roots: Any) -> None:
         self._roots = roots
+        # `_noted` has the values in a data set's functions under its name. An object without a factory has no name.
         self._name = next((root.name for root in roots if isinstance(root, DatasetFactory)), "")
         self._changed_here: set[str] = set()
         """Labels of the globals that the data set's code has changed when it ran here."""
@@ -113,14 +116,14 @@ class GlobalsReader:
         reached = reach(self._roots)
         found: dict[str, GlobalValue] = {}
         changed_by_dataset = reached.stored | self._changed_here
-        # `_noted` has the values of all globals under an empty name, and the values in functions under the data set's.
+        # `_noted` has the values of all globals under an empty name, and those in functions under the data set's name.
         noted = {**_noted.get("", {}), **_noted.get(self._name, {})}
         for label, value in _values_of(reached.places.values()).items():
             if label not in changed_by_dataset:
                 changed_from = _changed_from(noted.get(label), value, reached.names)
                 found[label] = dataclasses.replace(value, changed_from=changed_from)
         # Include the files with the code, because an endpoint that is started again may import an edited script. The
-        # digest is that of the imported file, so the file counts as unchanged here.
+        # digest here is that of the file that this process has imported, so the file counts as unchanged.
         for name, namespace in reached.modules.items():
             label = _SOURCE + ("the script" if name in SCRIPT_NAMES else name)
             found[label] = GlobalValue(_source_digest(str(namespace.get("__file__"))), "a file", changed_from="")
@@ -158,8 +161,9 @@ def check_globals(
 ) -> None:
     """Compare the globals of the rank with those of another process.
 
-    If the script has not changed the value since the import, the difference is logged once, as info. If this is not
-    known, because the global was made after the last data set was registered, it is logged once, as a warning.
+    If the script has not changed the rank's value since the import, the difference is logged once, as info. If it is
+    not known whether the script has changed the value, the difference is logged once, as a warning. It is not known,
+    for example, for a global that was made after the last data set was registered.
 
     Args:
         reader: Reader for the same data set, in this process.
@@ -235,7 +239,8 @@ def _complaint(labels: Sequence[str], own: Mapping[str, GlobalValue], *, dataset
         "import, and samples would differ."
     )
     argument = first.rpartition(".")[2].lower()
-    # A value in a registered function cannot be an argument of the factory, unless the data set brings the function.
+    # The advice below says to make the value an argument of the factory. For an option of a collate_fn, this is
+    # possible only if the factory's data set has the collate_fn, because the factory can then pass the option on.
     if not own[first].is_global:
         lines.append(
             "The data set that a factory returns may have the collate_fn as an attribute or method, and its options."

@@ -74,9 +74,9 @@ class Overlaps:
 def _part(torch_data: Any, dataset: Any) -> tuple[tuple[str, bytes], npt.NDArray[np.int64]]:
     """Return a name and a digest of the data set inside a subset, and the sorted indices into it.
 
-    Two data sets with the same lists, arrays and paths count as the same. Transforms do not count, because another
-    transform does not make other samples. Numbers and text may be options. So they count only if the data set has no
-    lists, arrays and paths.
+    Two data sets with the same lists, arrays and paths count as the same. Transforms do not count, because training and
+    validation with different transforms may still use the same files. Numbers and text may be options, which may
+    differ in the same way. So numbers and text count only if the data set has no lists, arrays and paths.
 
     Raises:
         TypeError: If the indices are not integers, or the data set inside lacks a length.

@@ -129,7 +129,8 @@ def is_user_class(kind: type) -> bool:
 
 def user_modules() -> list[ModuleType]:
     """Return the script and the user's other modules that are imported."""
-    # If the script is imported as another module, __main__ is another program, whose globals may have the same names.
+    # An endpoint imports the script as `SCRIPT_MODULE`. Its ``__main__`` is a program of hetero, whose globals may have
+    # the same names as the script's. So leave out the script's other names there.
     left_out = set(SCRIPT_NAMES) - {SCRIPT_MODULE} if SCRIPT_MODULE in sys.modules else set()
     # Some libraries put None or other objects into sys.modules.
     modules: list[Any] = [module for name, module in list(sys.modules.items()) if name not in left_out]
@@ -227,7 +228,7 @@ class _Walk:
         """Record the names that compiled code reads. ``modules`` are the modules that enclosing functions import."""
         self.found.names.update(code.co_names)
         modules = list(modules)
-        # The global, or the attribute of a module, that the previous instruction has loaded. None after others.
+        # The global, or the attribute of a module, that the previous instruction has loaded. None if it loaded neither.
         loaded: Any = None
         for instruction in dis.get_instructions(code):
             operation, argument = instruction.opname, instruction.argval
@@ -247,7 +248,8 @@ class _Walk:
             elif operation in ("STORE_GLOBAL", "DELETE_GLOBAL"):
                 self.found.stored.add(_prefix(namespace.get("__name__", "")) + argument)
         # A module that a function imports is a local variable of the function. So any name in the function may be an
-        # attribute of such a module. If the attribute is a module too, the loop visits that module later.
+        # attribute of the imported module. If the attribute is a module too, the loop appends it to the list that it
+        # iterates over, and visits it later.
         for module in modules:
             values = [self._read(vars(module), name) for name in code.co_names]
             modules.extend(each for each in values if isinstance(each, ModuleType) and each not in modules)
@@ -317,6 +319,7 @@ def _held_by(label: str, function: Any) -> Iterator[Place]:
     """
     # Pairs of an object that has values (a dictionary, the cell of a variable, or the user's object) and their names.
     owners: list[tuple[Any, Iterable[str]]] = []
+    # Code that may change these values as attributes of ``self``. A partial and a plain function have no such code.
     function_code: frozenset[CodeType] = frozenset()
     if isinstance(function, functools.partial):
         yield from _held_by(label, function.func)

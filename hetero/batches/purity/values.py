@@ -125,8 +125,8 @@ class _Digest:
         known = self._known.get(id(value))
         if known is not None:
             return known[0]
-        # Set a placeholder, because the value may hold itself. The number of visited objects is the same in every
-        # process.
+        # Set a placeholder, because the value may hold itself. The placeholder is the number of visited objects, which
+        # is the same in every process.
         self._known[id(value)] = b"%d" % len(self._known), value
         self._depth += 1
         try:
@@ -142,8 +142,8 @@ class _Digest:
 
     def _of_object(self, value: Any, kind: type) -> bytes:
         """Return the digest of a value that is not a plain scalar, by its type."""
-        # Use a type name without the script's module, because this module has another name on data hosts. Before, a
-        # cache folder that `python train.py` had filled was not used there.
+        # Use a type name without the script's module, because this module has another name on data hosts. With the
+        # module's name, data hosts did not use a cache folder that `python train.py` had filled.
         name = _type_name(kind)
         torch = imported("torch")
         if torch is not None and isinstance(value, torch.Tensor):

@@ -130,7 +130,7 @@ class _Flattener:
     def __init__(self, limits: StructureLimits) -> None:
         self.limits = limits
         self.leaves: list[Leaf] = []
-        # Path to the current value. After an exception has ended the walk, it still shows where.
+        # Path to the current value. If an exception ends the walk, the path shows where it was raised.
         self.path: list[object] = []
         self.bytes_left = limits.max_batch_bytes
         self.nodes_left = limits.max_nodes
@@ -153,10 +153,10 @@ class _Flattener:
         if kind is str or kind is bytes:
             return self._text(value)
         if kind is np.ndarray or issubclass(kind, np.generic):
-            return self._leaf(numpy_leaf(self._with_few_dimensions(value), self.bytes_left))
+            return self._leaf(numpy_leaf(self._with_checked_ndim(value), self.bytes_left))
         torch = imported("torch")
         if torch is not None and kind is torch.Tensor:
-            return self._leaf(tensor_leaf(torch, self._with_few_dimensions(value), self.bytes_left))
+            return self._leaf(tensor_leaf(torch, self._with_checked_ndim(value), self.bytes_left))
         return self._container(value, kind, depth)
 
     def _container(self, value: Any, kind: type, depth: int) -> Tree:
@@ -275,7 +275,7 @@ class _Flattener:
         self.leaves.append(leaf)
         return LeafRef(len(self.leaves) - 1)
 
-    def _with_few_dimensions(self, value: Any) -> Any:
+    def _with_checked_ndim(self, value: Any) -> Any:
         if value.ndim > self.limits.max_ndim:
             raise Unsendable(f"{value.ndim} dimensions, at most {self.limits.max_ndim} can be sent; reshape it")
         return value
@@ -329,8 +329,8 @@ def _field_names(kind: type) -> tuple[str, ...] | None:
     if not dataclasses.is_dataclass(kind):
         return None
     try:
-        # This raises for subclasses of built-in types, which are rejected because their fields are not their whole
-        # value.
+        # `object.__new__` raises for subclasses of built-in types. They are rejected, because their fields are not
+        # their whole value.
         object.__new__(kind)
     except TypeError:
         return None

@@ -42,8 +42,8 @@ def tensor_strides(torch: Any, tensor: Any) -> tuple[int, ...]:
     torch uses these strides when it chooses a memory format.
     """
     shape, strides = tensor.shape, tensor.stride()
-    # If all dimensions have at least two elements, torch's own check is right, and five times as fast. It ignores the
-    # strides of other dimensions.
+    # Torch's own check is five times as fast, but it ignores the strides of dimensions with fewer than two elements. So
+    # use it only if there are none.
     if (tensor.is_contiguous() and 1 not in shape and 0 not in shape) or is_c_order(shape, strides):
         return ()
     if not is_dense(shape, strides):
@@ -57,7 +57,7 @@ def is_c_order(shape: Sequence[int], strides: Sequence[int]) -> bool:
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
         if stride != expected:
             return False
-        # In an empty tensor, the strides are those of a tensor with 1 in place of 0.
+        # An empty tensor has the strides of a tensor that has the size 1 wherever the empty one has the size 0.
         expected *= max(size, 1)
     return True
 

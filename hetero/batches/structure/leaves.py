@@ -141,6 +141,7 @@ class LeafShape:
             raise ProtocolError(f"a leaf of shape {self.shape} and {self.nbytes} bytes exceeds {max_bytes} bytes")
         if self.container == "list" and self.shape[0] > max_list_items:
             raise ProtocolError(f"a list leaf has {self.shape[0]} items, at most {max_list_items} are allowed")
+        # Elements of the dtypes bytes and utf8 vary in length. For them, ``size`` has only the bytes of their lengths.
         size = 0 if 0 in self.shape else size
         if self.nbytes < size or (self.dtype not in ("bytes", "utf8") and self.nbytes != size):
             raise ProtocolError(f"a {self.dtype} leaf of shape {self.shape} has {self.nbytes} bytes, expected {size}")
@@ -207,7 +208,7 @@ def numpy_leaf(value: Any, max_bytes: int) -> Leaf:
 
 def _dtype_advice(dtype: np.dtype[Any]) -> str:
     """Return advice about a NumPy dtype that cannot be sent."""
-    # Before newbyteorder, because some of these dtypes lack a byte order.
+    # Return before `newbyteorder` is called, because some of these dtypes lack a byte order.
     if dtype.kind in "OT":
         return "return a list of str, bytes or numbers, or an array of numbers"
     native = dtype.newbyteorder("=")
@@ -243,8 +244,8 @@ def tensor_leaf(torch: Any, tensor: Any, max_bytes: int) -> Leaf:
     name = _torch_names().get(tensor.dtype)
     if name is None:
         raise Unsendable(f"a tensor of {tensor.dtype} cannot be sent; convert it to one of {', '.join(_ITEM_BYTES)}")
-    # The memory of a tensor that torch negates or conjugates when it is read holds other values. Only complex tensors
-    # (dtypes c64 and c128) are conjugated.
+    # Torch negates or conjugates some tensors only when they are read. Their memory holds other values, so compute the
+    # values first. Only complex tensors (dtypes c64 and c128) are conjugated.
     if tensor.is_neg() or (name[0] == "c" and tensor.is_conj()):
         _check_size(tensor, max_bytes)
         tensor = tensor.resolve_conj().resolve_neg()
@@ -269,8 +270,9 @@ def tensor_leaf(torch: Any, tensor: Any, max_bytes: int) -> Leaf:
 def _check_size(value: Any, max_bytes: int) -> None:
     """Raise if a tensor or array is too large.
 
-    Call this before any copy, because an expanded tensor has more elements than its memory holds. The size of an empty
-    tensor or array is computed without its dimensions of 0.
+    Call this before any copy, because an expanded tensor has more elements than its memory holds. For an empty tensor
+    or array, multiply the dimensions that are not 0, because the receiver limits their product too
+    (`LeafShape.check`).
     """
     if (size := value.nbytes or math.prod(dim for dim in value.shape if dim) * value.itemsize) > max_bytes:
         raise _too_large(size, max_bytes)
@@ -296,7 +298,7 @@ def _fixed(
         strides: Strides of the leaf in elements. Empty for C order.
     """
     nbytes = array.nbytes
-    # An empty array has 0 bytes, but its other dimensions are limited too.
+    # An empty array has 0 bytes, and `_check_size` limits its dimensions that are not 0.
     if not 0 < nbytes <= max_bytes:
         _check_size(array, max_bytes)
     # memoryview cannot cast empty data.
@@ -306,6 +308,7 @@ def _fixed(
         # A scalar gets one dimension here, which does not change the data.
         whole = np.ascontiguousarray(array)
         data = whole.data.cast("B") if array.dtype.kind in "biuf" else whole.reshape(-1).view(np.uint8).data
+    # Only a view of other data has invalid elements, for example of bytes as booleans.
     if name not in _ANY_BYTES and (problem := _invalid(name, data)):
         raise Unsendable(f"an array has {problem}; it is a view of something else")
     shape = tuple(array.shape) if shape is None else shape
@@ -375,6 +378,7 @@ def restore(leaf: Leaf) -> Any:
     # `frombuffer` rejects empty data.
     if not leaf.nbytes:
         return [] if leaf.container == "list" else np.empty(leaf.shape, dtype)
+    # Copy read-only data, because the user's code may write to the array.
     array = np.frombuffer(bytearray(data) if data.readonly else data, dtype)
     if leaf.container == "list":
         return array.tolist()
@@ -402,6 +406,7 @@ def _restore_tensor(leaf: Leaf) -> Any:
             if leaf.strides
             else torch.empty(leaf.shape, dtype=dtype)
         )
+    # Copy read-only data, because the user's code may write to the tensor.
     data = bytearray(leaf.data) if leaf.data.readonly else leaf.data
     # Use torch's own tensor of this memory if there is one, see `_owner`. Otherwise the next batch could overwrite
     # memory that is still being copied to an accelerator.

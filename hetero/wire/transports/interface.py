@@ -99,6 +99,7 @@ class Connection(ABC):
         Raises:
             ProtocolError, OSError: As in `receive_message`, and OSError also if the other side ended the connection.
         """
+        # Begin with the bytes of this message that earlier calls have received.
         arrived = self._arriving
         while True:
             # First receive the length of the message, then as many bytes as this length announces.
@@ -123,7 +124,7 @@ class Connection(ABC):
         Raises:
             OSError: If the connection failed, was shut down, or ended.
         """
-        # Return the bytes in the buffer first. If it is empty, receive many bytes directly, and few through the buffer.
+        # Return the bytes in the buffer first. If the buffer is empty, receive many bytes directly, and few through it.
         if self._begin == self._end:
             if len(room) >= _DIRECT_BYTES:
                 return self._take_arrived(room)
@@ -135,6 +136,7 @@ class Connection(ABC):
 
     def _take_arrived(self, room: memoryview) -> int:
         """Receive the data that has arrived. Return its length, 0 for no data. Raises as `receive_now` does."""
+        # None means that nothing has arrived, and 0 that the other side has ended the connection.
         size = self._receive_now(room)
         if size is None and self._is_shut_down:
             raise ConnectionAbortedError("the connection was shut down")

@@ -51,7 +51,7 @@ class TcpTransport(Transport):
         """See `Transport.connect`."""
         connection = self._make_connection(socket.socket(_family(address), socket.SOCK_STREAM), host)
         try:
-            # Call this before connecting, because another thread may shut down the connection while it waits.
+            # Call this before `open`, because another thread may have to shut down the connection while it connects.
             on_connection(connection)
             connection.open((address, port), deadline_s)
         except BaseException:
