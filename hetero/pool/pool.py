@@ -341,8 +341,7 @@ class EndpointPool(PoolFigures):
             slot: The endpoint.
             status: Exit status of its process.
         """
-        # Read the last lines of the process before its slot can start again. Otherwise the pipe may be closed before
-        # they are read.
+        # Read the last lines of the process before its slot can start again, because a new start closes the pipe.
         self._outputs.drain(slot.name)
         is_leaving = slot.leaving_s is not None
         self._retire(slot)
