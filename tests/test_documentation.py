@@ -15,7 +15,7 @@ from hetero.decide.planning import enumeration, ranking, reasons
 from hetero.decide.planning.steps import endpoints, model, uncertain
 from hetero.errors import ConfigError, ExitCode
 from hetero.loaders.measuring import phases
-from hetero.reader import reader
+from hetero.reader.window_size import MAX_WINDOW_BYTES, PREFETCH_FACTOR
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -63,7 +63,10 @@ def test_every_reason_of_a_plan_is_explained() -> None:
             tuple(each / 1e6 for each in uncertain._UNKNOWN_NETWORK_BYTES_PER_S_PER_VCPU),
         ),
         ("Endpoints may use {} % of a host's memory", (100 * endpoints.MEMORY_SHARE,)),
-        ("at most {} GiB per rank, and {} per endpoint", (reader._MAX_WINDOW_BYTES / 2**30, reader.PREFETCH_FACTOR)),
+        (
+            "at most {} GiB per rank, and {} per endpoint",
+            (MAX_WINDOW_BYTES / 2**30, PREFETCH_FACTOR),
+        ),
         ("takes at least {} steps, {} s, and three times the batches", (phases.ENOUGH_STEPS, phases.ENOUGH_S)),
         ("The job waits for data in less than {} % of a step", (100 * model.NEARLY_BUSY,)),
         ("or waited in less than {} % of each step is rejected", (100 * profile.NEARLY_BUSY,)),

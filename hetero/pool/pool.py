@@ -341,7 +341,7 @@ class EndpointPool(PoolFigures):
             slot: The endpoint.
             status: Exit status of its process.
         """
-        # Read the last lines of the process before its slot can start again, because a new start closes the pipe.
+        # Read the last lines of the process now, because the error about its exit shows them.
         self._outputs.drain(slot.name)
         is_leaving = slot.leaving_s is not None
         self._retire(slot)

@@ -12,6 +12,7 @@ itself.
 
 reader.py          a rank's batches in order
 window.py          the batches of one reader that are planned but not delivered yet
+window_size.py     how many batches and bytes a window may have
 fetchers.py        who requests a batch, and when
 inline_fetches.py  the fetches that the script's thread makes itself
 receiver_choice.py whether the script's thread should make fetches itself

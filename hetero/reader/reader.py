@@ -21,16 +21,12 @@ from hetero.reader.consistency import ServedDataset
 from hetero.reader.fetchers import Fetchers
 from hetero.reader.fleet import Fleet
 from hetero.reader.window import Window
+from hetero.reader.window_size import PREFETCH_FACTOR, window_bytes_of
 from hetero.spec import DatasetSpec
 from hetero.system.cgroups import memory_use
 from hetero.system.waits import LOG_INTERVAL_S, POLL_S
 
-__all__ = ["PREFETCH_FACTOR", "Reader", "default_window_bytes", "window_bytes_of"]
-
-# The default of torch's own loader. With three or four, throughput at batches of 10 MB was 1.08 times as high, but a
-# larger window costs memory.
-PREFETCH_FACTOR = 2
-_MAX_WINDOW_BYTES = 2**30
+__all__ = ["Reader", "default_window_bytes"]
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +50,7 @@ class Reader(Iterator[Any]):
         prefetch_factor: Batches in flight per endpoint slot, of all ranks together. Default 2. This rank plans its
             share of these batches, at least 2. With a plan of 2, a third batch may be in flight. While one batch delays
             the batches after it, the window grows to at most 8 times its size. All batches beyond the plan together
-            have at most 24 MiB: see `hetero.reader.window.WindowGrowth`.
+            have at most 24 MiB: see `hetero.reader.window_size.WindowGrowth`.
         window_bytes: Bound of the bytes in the windows of all readers of the fleet together, `default_window_bytes` by
             default. One batch is always allowed.
         allocate: Allocates memory for leaves (pinned memory, for example). Called with a size in bytes, in any thread.
@@ -279,8 +275,3 @@ def default_window_bytes() -> int:
     if use is not None and use.limit_bytes is not None:
         memory_bytes = min(memory_bytes, use.limit_bytes)
     return window_bytes_of(memory_bytes, num_local_readers)
-
-
-def window_bytes_of(memory_bytes: float, num_readers: int) -> int:
-    """Return the bound of each window of ``num_readers`` readers that share a memory: a quarter, at most 1 GiB each."""
-    return int(min(_MAX_WINDOW_BYTES, memory_bytes / 4 / num_readers))

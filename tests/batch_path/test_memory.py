@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from hetero.reader.reader import Reader
-from hetero.reader.window import WindowGrowth
+from hetero.reader.window_size import WindowGrowth
 from tests.support.batch_path.calls import in_thread
 
 pytestmark = pytest.mark.integration

@@ -279,7 +279,7 @@ def test_step_is_that_of_the_real_data_plane(
 
 @pytest.mark.parametrize("num_endpoints", [2, 4, 8, 16])
 def test_window_grows_around_slow_batches_as_the_readers_does(truth: Any, num_endpoints: int) -> None:
-    # hetero.reader.window.WindowGrowth: 5 % of batches 20 times slower cost little while the window can grow,
+    # hetero.reader.window_size.WindowGrowth: 5 % of batches 20 times slower cost little while the window can grow,
     # and most of the throughput if the batches are too large for that.
     mean_s = 0.1 * (0.95 + 0.05 * 20) / num_endpoints
     shares = []

@@ -11,7 +11,8 @@ import pytest
 from hetero.control.members.directory import EndpointRecord
 from hetero.reader.connection import EndpointConnection, Fetched
 from hetero.reader.consistency import ServedDataset
-from hetero.reader.window import Window, WindowGrowth
+from hetero.reader.window import Window
+from hetero.reader.window_size import WindowGrowth
 from hetero.wire.limits import Limits
 
 RECORD = EndpointRecord(endpoint_id="algo-1/0", host="algo-1", address="127.0.0.1:9", incarnation="a")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from hetero.launch.auto_endpoints.controller import Controller
 from hetero.launch.auto_endpoints.decisions import Conditions, Decision
 from hetero.launch.auto_endpoints.windows import StepTime
-from hetero.reader.window import WindowGrowth
+from hetero.reader.window_size import WindowGrowth
 
 REPORT_S = 0.25
 """Seconds between two reports of a rank."""

@@ -33,7 +33,7 @@ from hetero.decide.planning.steps.timelines import Timelines, window_batches
 from hetero.decide.planning.steps.uncertain import Array, UncertainFigures
 from hetero.metrics.headspace import number_for_headspace
 from hetero.metrics.profile.profile import NEARLY_BUSY, Profile
-from hetero.reader.reader import PREFETCH_FACTOR
+from hetero.reader.window_size import PREFETCH_FACTOR
 from hetero.report.plan import AS_IS, BOTTLENECKS
 
 __all__ = ["INTERVAL", "NUM_DRAWS", "REMOVABLE", "Prediction", "StepModel"]

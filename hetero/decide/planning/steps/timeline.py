@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from hetero.reader.window import WindowGrowth
+from hetero.reader.window_size import WindowGrowth
 
 __all__ = ["Timeline", "TimelineHost", "TimelineJob"]
 

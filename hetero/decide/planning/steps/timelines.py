@@ -19,8 +19,7 @@ from hetero.decide.planning.steps.timeline import Timeline, TimelineHost, Timeli
 from hetero.decide.planning.steps.uncertain import SPEED_SPREAD, UncertainFigures, error_of_mean
 from hetero.metrics.figures import Figure
 from hetero.metrics.profile.profile import Profile, TrainingProfile
-from hetero.reader.reader import PREFETCH_FACTOR, window_bytes_of
-from hetero.reader.window import WindowGrowth
+from hetero.reader.window_size import PREFETCH_FACTOR, WindowGrowth, window_bytes_of
 from hetero.report.plan import AS_IS
 
 __all__ = ["Timelines", "window_batches"]
