@@ -80,7 +80,7 @@ class RequestedBatch:
     links: Links | None
 
     def gathering(self) -> Gathering | None:
-        """Return the object that gets samples from the hosts that keep them. None: this endpoint computes all."""
+        """Return the object that gets samples from the hosts that keep them, or None if this endpoint computes all."""
         request = self.request
         # A part is computed once, and the purity check needs two computations. With "skip", a sample that raises would
         # make its whole part fail. Readers of hetero send no owners then, but other senders may.

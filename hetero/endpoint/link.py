@@ -279,10 +279,10 @@ class EndpointLink:
             is_usable = True
         except OSError as error:
             self._drop(f"no connection for batches: {error}")
-            self._attendance.cancel()
+            self._attendance.cancel()  # end the Attend call too, because the link has ended
             raise CallFailedError(Fault.UNREACHABLE, self.why_ended) from error
         finally:
-            self._give_back(call, is_usable=is_usable)
+            self._give_back(call, is_usable=is_usable)  # keep the connection for the first fetch, or close it
 
     def _ask(self, call: Call, request: bytes, deadline_s: float) -> tuple[Connection, bytes]:
         """Send the request. Return the answer's message, and the connection, which the call still holds."""

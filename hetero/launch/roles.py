@@ -377,8 +377,9 @@ def _waits_for_missing_ranks(host: LaunchedHost) -> bool:
 
 
 def _let_others_end(host: LaunchedHost, stopped_s: float) -> None:
-    """Wait until the ranks of other hosts have ended. If the job failed now, these ranks could not finish saving.
+    """Wait until the ranks of other hosts have ended.
 
+    The caller makes the job fail after this wait. If it failed the job at once, these ranks could not finish saving.
     The reports of this host's ranks are not checked, because a rank may end itself or its last report may be lost.
 
     Args:

@@ -176,7 +176,7 @@ class Start:
         return self.completed and self.batches > 0 and self.sampler is None and self.world_size is not None
 
     def check_within(self, num_batches: int) -> None:
-        """Reject a loaded position behind the end of its epoch.
+        """Reject a loaded position past the end of its epoch.
 
         Raises:
             ConfigError: If the epoch has fewer batches than were delivered.

@@ -71,7 +71,8 @@ class Builder:
             self.refused, self.why = (self.specs[event["number"]],), event["why"]
             self.end()
         else:
-            # The builder has ended. It is not known which of its data sets is to blame, so none of them is tried again.
+            # The other end of the socket is gone, so the builder has ended. It is not known which of its data sets is
+            # to blame, so none of them is tried again.
             self.refused, self.why = self.specs, f"the process that builds it {describe_exit_status(self.end())}"
 
     def hand_over(self, starts: Sequence[Start]) -> None:

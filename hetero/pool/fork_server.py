@@ -150,15 +150,15 @@ class _ForkServer:
             if packet is None:
                 continue
             facts, descriptors = packet
-            name = facts.get("command")
-            if name == "start":
+            command = facts.get("command")
+            if command == "start":
                 self.start(facts["index"], facts["incarnation"], descriptors[0])
-            elif name == "end":
+            elif command == "end":
                 self._end(facts["incarnation"])
-            elif name == "stop":
+            elif command == "stop":
                 return self._stop(facts["grace_s"])
             else:
-                # The pool is gone, so kill the endpoints.
+                # `receive_packet` returns an event without a command if the pool is gone. Then kill the endpoints.
                 return self._stop(0.0)
 
     def _descriptors(self) -> tuple[int, ...]:
@@ -176,9 +176,9 @@ class _ForkServer:
         kept_output = None if self._announcements is None else os.dup(output)
         with sigterm_blocked_in_children():
             pid = os.fork()
-        child = EndpointProcess(options.index, options.incarnation, pid, output=kept_output)
+        endpoint = EndpointProcess(options.index, options.incarnation, pid, output=kept_output)
         if pid:  # this is the parent
-            return child
+            return endpoint
 
         def run() -> int:
             """Run the endpoint in the child. Return its exit status."""
@@ -186,22 +186,22 @@ class _ForkServer:
             for descriptor in (1, 2):
                 os.dup2(output, descriptor)
             os.close(output)
-            child.close()
-            channel = self._close_inherited()
+            endpoint.close()  # closes `kept_output`, which only the parent needs
+            announcements = self._keep_only_announcements()
             return run_endpoint(
                 options,
                 self.pool,
                 prebuilt=self.prebuilt,
-                announce=None if channel is None else functools.partial(announce, channel),
+                announce=None if announcements is None else functools.partial(announce, announcements),
             )
 
         run_forked(run, server_pid, self.signals)
         raise AssertionError("unreachable")
 
-    def _close_inherited(self) -> socket.socket | None:
-        """Close the descriptors that this forked process must not keep. Return its end of the socket of announcements.
+    def _keep_only_announcements(self) -> socket.socket | None:
+        """Close the inherited descriptors, except the endpoints' end of the socket of announcements. Return this end.
 
-        None: each endpoint builds its own data sets.
+        Return None if the socket is closed, because each endpoint then builds its own data sets.
         """
         for child in self._children:
             child.close()
@@ -290,9 +290,9 @@ class _ForkServer:
         def run() -> int:
             """Run the builder in the child. Return its exit status."""
             ours.close()
-            channel = self._close_inherited()
-            if channel is not None:
-                channel.close()
+            announcements = self._keep_only_announcements()
+            if announcements is not None:
+                announcements.close()
             return _run_builder(self.base, self.pool, theirs, specs)
 
         run_forked(run, server_pid, self.signals)

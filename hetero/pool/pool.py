@@ -280,7 +280,7 @@ class EndpointPool(PoolFigures):
             if event["event"] != "gone":
                 self._on_event(starter, event)
             elif self._is_registered(starter):
-                # Stop watching the descriptor, which would stay readable. `poll` reports the exit.
+                # The other end is gone. Stop watching the descriptor, which stays readable. `poll` reports the exit.
                 self._selector.unregister(starter)
 
     def _is_registered(self, starter: ProcessStarter) -> bool:

@@ -81,7 +81,10 @@ def requests_of(work: SampledWork) -> list[BatchRequest]:
 
 
 def split(requests: Sequence[BatchRequest], num_samples: int) -> Iterator[BatchRequest]:
-    """Yield the requests in parts of at most ``num_samples`` samples, without the purity check."""
+    """Yield the requests in parts of at most ``num_samples`` samples.
+
+    The parts leave out the purity check, because it would compute each sample twice.
+    """
     for request in requests:
         total = request.work.num_samples
         # A request without samples stays one request.

@@ -225,7 +225,10 @@ class PassLog:
             self._claim = claim
 
     def begin(self, order: BuiltInOrder, shard: Shard) -> TensorFlowPass:
-        """Begin a pass."""
+        """Begin a pass. If `expect` has set a claim, the pass belongs to the iterator that has made the claim.
+
+        That iterator then counts the consumed batches of the pass.
+        """
         num_global_batches = order.num_global_batches(shard.world_size)
         with self.hold():
             self._forget_unreported()
@@ -234,7 +237,7 @@ class PassLog:
             claim, self._claim = self._claim, None
             begun = TensorFlowPass(
                 start=start,
-                # A start at the end of an epoch may be behind this rank's last batch, if other ranks have one more.
+                # A start at the end of an epoch may be past this rank's last batch, if other ranks have one more batch.
                 num_batches=max(0, order.num_batches(shard) - start.batches),
                 num_global_batches=num_global_batches,
                 previous=self._latest,

@@ -79,8 +79,8 @@ class LocalDataset:
     def is_constant(self) -> bool:
         """Whether workers for the next epoch would compute the same batches as present workers, if no global changes.
 
-        False for an object, and for a function with variables of an enclosing function, because the script may change
-        them between two epochs.
+        False if the script may change the data set or one of the two functions between two epochs. It may change a data
+        set object (a spec is constant), a callable object, and the variables of a function's enclosing function.
         """
         functions = [each for each in (self._collate_fn, self._worker_init_fn) if each is not None]
         is_plain = all(isinstance(each, FunctionType) and not each.__closure__ for each in functions)

@@ -176,9 +176,9 @@ class Pipeline(LoaderPipeline):
             return number, start, planned
         self.extent.begin_pass(steps=None, num_done=0)  # the length of a user's sampler may be costly or missing
         # If the pass of a loaded state had ended (`is_finished`), nothing is left of it, even if the sampler has grown.
-        # Otherwise the number of batches tells, but the length of a user's sampler may be unknown.
         planned = iter(()) if start.is_finished else plan(start)
-        # If nothing is left of a loaded state's epoch, this pass is the next epoch. Draw a batch to find out.
+        # If nothing is left of the epoch that a loaded state names, this pass may become the next epoch. Draw a batch
+        # to find out whether one is left, because the length of a user's sampler may be unknown.
         if start.may_become_next_epoch and start.batches:
             first = next(planned, None)
             if first is None:
@@ -373,7 +373,7 @@ class Pipeline(LoaderPipeline):
         start = self.progress.next_start()
         if self.progress.resumed is None or not start.batches:
             return False
-        # Without padding, `state` marks each state as completed, so only the number of batches tells.
+        # Without padding, `state` marks each state as completed, so compare the number of batches instead.
         return not (self.is_over(start) if self._may_end_unevenly() else start.completed)
 
     def _may_end_unevenly(self) -> bool:
@@ -469,7 +469,7 @@ class Pipeline(LoaderPipeline):
         """Reject a position within an epoch if the sampler had another length then. The sampler is already prepared.
 
         Raises:
-            ConfigError: If the lengths differ, or the position is behind the end of the epoch.
+            ConfigError: If the lengths differ, or the position is past the end of the epoch.
         """
         length = order.length if start.batches else None
         if length is None:

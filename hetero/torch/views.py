@@ -142,15 +142,19 @@ class DatasetView(torch.utils.data.Dataset[Any]):
         self.__dict__.update(state)
 
     def _fetch(self, batch: RequestedBatch) -> FetchedBatch:
-        """Return a requested batch: from the pass that planned it, or computed here in a tool's worker process."""
+        """Return a requested batch.
+
+        The pass that planned the batch fetches it. In another process than that of the pass, such as a worker process
+        of accelerate's or Lightning's loader, this process computes the batch.
+        """
         if batch.source is not None:
             return FetchedBatch(batch.source.fetch(batch))
-        # Before its first batch, a worker process of a tool's loader prepares the data set.
+        # A worker process prepares the data set before its first batch.
         info = torch.utils.data.get_worker_info()
         if info is not None and not self._is_worker:
             self.local.start_worker(info.id)
             self._is_worker = True
-        # A worker process of a tool's loader counts only its own skips, and reports them only in the log.
+        # This process counts only its own skips, and reports them only in the log.
         return FetchedBatch(self.local.fetch(batch.request, on_skips=self._skips.note))
 
     def _samples(self) -> Any:

@@ -117,8 +117,8 @@ def check_line(
 def check_figure(figure: ForecastFigure) -> list[Refusal]:
     """Return a refusal if the interval of a figure is too wide for an answer.
 
-    Half of its width may be at most `MAX_EXCESS` times the value. This number is also the largest share of a time that
-    other work of the machine may have taken. Beyond either bound, an answer would be too uncertain.
+    Half of its width may be at most `MAX_EXCESS` times the value. `check_busy` has the same bound for other work of the
+    machine.
     """
     if figure.half_width <= MAX_EXCESS:
         return []

@@ -12,7 +12,7 @@ cells/          the combinations of levels that a study runs
 placeholders.py replaces {name} in texts by levels and quantities
 plan.py         the runs with their arguments and their order (`StudyPlan`)
 checks.py       mistakes that the plan shows (ST-01 to ST-11)
-runs.py         a run before and after it (`PlannedRun`, `RunResult`), and the interface `Executor`
+runs.py         what a run starts (`PlannedRun`), how it ended (`RunResult`), and the interface `Executor`
 executors.py    executes runs as child processes: ``hetero simulate``, ``hetero launch``
 child_job.py    the processes of one run, and their output
 conduct.py      executes the runs that are left, within the budget

@@ -248,7 +248,8 @@ def _whole_steps(plan: StudyPlan) -> int | None:
     smallest, stated = min(map(_as_float, batches)), plan.study.constraints.steps
     if stated is None or not smallest.is_integer():
         return None
-    # All epochs are whole if steps x smallest batch, which all runs have, is a multiple of the samples of each run.
+    # A run with a larger batch makes fewer steps, so all runs train equally many samples: steps x smallest batch. All
+    # epochs are whole if this product is a multiple of the samples of each run.
     samples = math.lcm(*(int(_as_float(each["training_samples"])) for each in quantities))
     # The fewest steps that make all epochs whole. Each multiple of them does so too.
     fewest = samples // math.gcd(samples, int(smallest))

@@ -1,4 +1,4 @@
-"""A run of a study before and after it: what to start, who starts it, and how it ended."""
+"""The records of one run of a study: what to start, who starts it, and how it ended."""
 
 from __future__ import annotations
 

@@ -411,6 +411,7 @@ def progress_text(progress: Progress) -> str:
         head += f": {result.cause}" if result.cause else ""
     if progress.num_done == progress.num_total:
         return f"{head}; left: nothing{failed}"
+    # `conduct` knows a time, or counts runs of unknown duration, as long as runs are left. So ``left`` is not empty.
     left = []
     if progress.left_s is not None:
         left.append(_duration_text(progress.left_s))

@@ -13,8 +13,8 @@ steps.
 The constants were chosen in a model of jobs, with fifteen seeds on each of 48 clusters
 (tests/launch/auto_endpoints/test_controller_grid.py). Where the model shows what the value of a constant gains, the
 text of the constant names it. Each of these 720 runs is compared with the better of two fixed placements: all
-preprocessing on trainer hosts, or all of it on data hosts. In one run, the steps after step 200 are more than 1 %
-longer than with that placement, because 72 batches are in flight and the search ends only at step 329.
+preprocessing on trainer hosts, or all of it on data hosts. In one of the runs, the steps after step 200 take more than
+1 % longer than with the better placement. There, 72 batches are in flight, so the search ends only at step 329.
 """
 
 from __future__ import annotations

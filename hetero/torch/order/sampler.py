@@ -96,7 +96,7 @@ class SamplerOrder:
         )
 
     def num_batches(self, length: int | None = None) -> int:
-        """Return the number of batches of an epoch in which the sampler has this length. None: its present length.
+        """Return the number of batches of an epoch in which the sampler has this length, or its present length if None.
 
         Raises:
             TypeError: If the sampler does not have a length.

@@ -229,11 +229,15 @@ class StepModel:
     def has_bytes_limit(self, trainer: Machine, machine: Machine) -> bool:
         """Return whether fewer bytes could shorten the steps with data hosts of a type.
 
-        The limits of bytes are the networks of both hosts, the CPUs that receive batches, and the memory of the window.
-        The answer is yes if batches need more than half of a network, or more than a quarter of the free CPUs, which
-        local processes may need too, or if the windows hold fewer than two batches per endpoint. These bounds are low:
-        it takes little time to predict a candidate in vain, but without the best candidate the plan is wrong.
-        Position 0 of an array has the mean figures.
+        True if one of these conditions holds:
+
+        - Batches need more than half of the network of one of the two hosts.
+        - Receiving batches needs more than a quarter of the CPUs that the ranks leave free. Local processes may need
+          these CPUs too.
+        - The windows hold fewer than two batches per endpoint.
+
+        These bounds are low on purpose. A candidate that is predicted in vain costs little time, but the plan is wrong
+        if the best candidate is missing. Position 0 of an array has the mean figures.
 
         Args:
             trainer: Type of the trainer host.
@@ -245,6 +249,7 @@ class StepModel:
         ranks = self._training.ranks_per_host
         needed_bytes_per_s = nbytes * self._samples_per_host / max(float(self.headspace_s[0]), 1e-9)
         sent_bytes_per_s = nbytes * float(self._rate_of(machine, AS_IS).samples_per_s[0])
+        # The ranks may keep all CPUs busy. If no CPU counted as free, batches of any size would need too much.
         free_cpus = max(0.5, trainer.vcpus - ranks * self._rank_cores)
         # The window of a rank if one data host with an endpoint on each vCPU serves one trainer host.
         batch_bytes = nbytes * self._training.batch_samples

@@ -38,7 +38,7 @@ COMMUNICATION, COMPUTATION = "communication_s", "computation_s"
 
 
 def rows(results: Sequence[RunResult], *, metrics: Sequence[Metric] = ()) -> list[Row]:
-    """Return a row for each run. All rows have the same columns in the same order. None: the value is not known.
+    """Return a row for each run. All rows have the same columns in the same order. A value that is not known is None.
 
     The columns are: ``run_id``, levels and derived quantities, ``replicate``, ``state``, ``exit_code``, ``cause``,
     ``started_at``, ``wall_s``, a column ``PHASE_s`` per phase, ``usd``, then from the report ``step_time_s``,
