@@ -419,7 +419,7 @@ def progress_text(progress: Progress) -> str:
         left.append(f"USD {progress.left_usd:.2f}")
     if progress.num_unknown:
         left.append(f"{counted(progress.num_unknown, 'run')} of unknown duration")
-    return f"{head}; left: {', '.join(left) or 'nothing'}{failed}"
+    return f"{head}; left: {', '.join(left)}{failed}"
 
 
 def _duration_text(seconds: float) -> str:
