@@ -378,12 +378,14 @@ class Hub:
                 self._changed.wait_for(lambda: self._membership.failure_delivered, _FORWARD_S)
 
     def _updates(self, connection: Connection) -> Iterator[pb.RankUpdate]:
-        """Yield an update for a rank after each change, until its connection or the hub ends.
+        """Yield an update for a rank after each change, until its connection or the hub ends, or it sends a request.
 
         The lock is not held while an update is sent, because a slow rank must not block the hub.
         """
         sent: pb.RankUpdate | None = None
-        while not connection.is_ended() and not self._stopping.is_set():
+        # A connection with unread bytes does not show that the other side has ended it. Without the check for such
+        # bytes, the thread of a peer that sent bytes and left stayed until the end of the job.
+        while connection.is_quiet() and not self._stopping.is_set():
             with self._changed:
                 update = self._rank_update()
                 if update == sent:
