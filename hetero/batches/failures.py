@@ -32,7 +32,8 @@ MAX_SKIP_CHARS = 160
 """Limit on the text of an index, and of an exception in a list of skipped samples. With
 `hetero.batches.skips.MAX_LISTED` it bounds the growth of a batch's answer to 10 KB."""
 MAX_TYPES = 16
-"""Limit on the names of types in a failure."""
+"""Limit on the names of types in a failure. With `_MAX_TYPE_BYTES` for each, they take at most a tenth of the
+64 KiB that a failure may have (`hetero.wire.limits.Limits.max_failure_bytes`)."""
 _MAX_TYPE_BYTES = 400
 _MAX_TRACEBACK_BYTES = 16 * 1024
 """Limit on the traceback of a failure, half of the detail that a control message may carry. The middle of a longer

@@ -22,6 +22,7 @@ __all__ = ["Tiers", "close_at_exit", "close_tiers", "open_tiers"]
 _FREE_SHARE_OF_MEMORY = 0.25
 """Share of /dev/shm that stays free, because torch's workers put batches there."""
 _FREE_SHARE_OF_DISK = 0.05
+"""As ext4 keeps free for root by default, see mke2fs(8)."""
 _LATE = -100
 """Priority of a finalizer of `multiprocessing` that runs after all others."""
 

@@ -27,6 +27,7 @@ _FORWARDING_PROGRAMS = {
 _SHELLS = {"ash", "bash", "busybox", "csh", "dash", "fish", "ksh", "sh", "tcsh", "zsh"}
 _INTERPRETER = "python"
 _SIGTERM_BIT = 1 << (signal.SIGTERM - 1)
+"""The bit of SIGTERM in the masks of ``/proc/PID/status``, see proc(5)."""
 _ADVICE = (
     "make the launcher process 1 (a container's entry point, or exec in a script), or start it with an init that "
     "forwards signals (docker run --init); until then a stop kills the job without running @hetero.on_stop, so write "

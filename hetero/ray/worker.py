@@ -115,6 +115,7 @@ def _open_session(admission: Admission, rank: int, world_size: int) -> RankSessi
 def _watch(call: Callable[[str], Any], session: RankSession) -> None:
     """Make loaders raise if the service fails or ends. Without this thread, loaders would wait for the data timeout."""
     while True:
+        # This is no synchronisation: the thread asks the service at this interval, until the session ends.
         time.sleep(CHECK_S)
         # The session has ended, or this worker has connected to another service.
         if sessions.current() is not session:
