@@ -27,6 +27,7 @@ and sent to another process, because `copyreg` rebuilds it from ``args``.
 
 from __future__ import annotations
 
+import copyreg
 import enum
 import functools
 import traceback
@@ -248,6 +249,16 @@ class DatasetError(HeteroError):
         return typed if str(self) in shown else self
 
 
+class _CombinedType(type):
+    """Type of the classes that `_combined_with` makes. Pickle cannot find them by name, so it makes them again.
+
+    Torch's workers send the class of an error beside the error.
+    """
+
+
+copyreg.pickle(_CombinedType, lambda combined: (_combined_with, combined.__bases__[1:]))
+
+
 @functools.lru_cache(maxsize=64)
 def _combined_with(kind: type[Exception]) -> type[DatasetError]:
     """Return a class that is both a `DatasetError` and ``kind``."""
@@ -260,12 +271,12 @@ def _combined_with(kind: type[Exception]) -> type[DatasetError]:
             # Python prints this text instead of str(self).
             self.msg = str(self)
 
-    # Pickle cannot find this class by its name, so `_restore_typed` makes the class again.
+    # Pickle would call the class with the record. `_restore_typed` also repeats the checks of `typed`.
     def __reduce__(self: DatasetError) -> tuple[object, ...]:  # noqa: N807
         return _restore_typed, (self.record, kind)
 
     methods = {"__init__": __init__, "__reduce__": __reduce__, "__module__": DatasetError.__module__}
-    return type("DatasetError", (DatasetError, kind), methods)
+    return _CombinedType("DatasetError", (DatasetError, kind), methods)
 
 
 def _restore_typed(record: object, kind: type[Exception]) -> DatasetError:

@@ -105,14 +105,16 @@ class _KeptLoads:
         """
         tiers, position = self._tiers, _position(index)
         if tiers is None or position is None or not 0 <= position < tiers.num_samples:
-            self._warn(f"the sample of index {index!r:.60} is not kept, because that is no position in the data set")
+            self._warn(
+                "index", f"the sample of index {index!r:.60} is not kept, because that is no position in the data set"
+            )
             COUNTS["num_loaded"] += 1
             return self._load(index).value
         num_damaged_before = tiers.num_damaged
         kept = tiers.get(position)
         if num_damaged := tiers.num_damaged - num_damaged_before:
             COUNTS["num_damaged"] += num_damaged
-            self._warn("a kept sample was damaged, and is loaded again", subject="damage")
+            self._warn("damage", "a kept sample was damaged, and is loaded again")
         if kept is not ABSENT:
             COUNTS["num_kept"] += 1
             return kept
@@ -123,7 +125,7 @@ class _KeptLoads:
         try:
             sample = EncodedSample(loaded.value, position, self._key)
         except ConfigError as error:
-            self._warn(f"what load({index!r:.60}) returned cannot be kept: {error}".partition("\n")[0])
+            self._warn("sample", f"what load({index!r:.60}) returned cannot be kept: {error}".partition("\n")[0])
             return loaded.value
         tiers.put(position, sample)
         # Do not return `loaded.value`. A sample must have the same types and layout, whether it was kept or loaded.
@@ -193,7 +195,7 @@ class _KeptLoads:
         self._built.seed(BUILD_KEY)
         return compare(made, get_item(split.inner, split.inner_index(index)))
 
-    def _warn(self, text: str, *, subject: str = "") -> None:
+    def _warn(self, subject: str, text: str) -> None:
         """Log a warning. Each subject is logged once."""
         if subject not in self._warned:
             self._warned.add(subject)

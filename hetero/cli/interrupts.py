@@ -36,7 +36,7 @@ def run_interruptible(execute: Callable[[argparse.Namespace], int], namespace: a
         return execute(namespace)
     except _SignalledError as error:
         number = int(error.args[0])
-        complain(f"hetero: the study ended by {signal.Signals(number).name}; the same command continues it\n")
+        complain(f"hetero: ended by {signal.Signals(number).name}; the same command continues it\n")
         return 128 + number
     finally:
         for number, handler in before.items():

@@ -33,8 +33,7 @@ def findings_text(findings: Sequence[Finding], num_batches: int) -> str:
         num_batches: Batches that were compared.
     """
     if not findings:
-        # The text says that data hosts made the same batches as the script makes without data hosts.
-        return f"nothing found in {num_batches} batches: data hosts made the ones that this script makes alone"
+        return f"nothing found in {num_batches} batches: they are the same with and without data hosts"
     blocks = []
     for each in sorted(findings, key=lambda each: (each.file, each.line)):
         lines = [line.strip() for line in each.to_do.splitlines() if line.strip()]

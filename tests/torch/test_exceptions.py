@@ -280,6 +280,8 @@ def test_typed_error_survives_pickling_with_both_types(error: Exception) -> None
         assert isinstance(each, type(error))
         assert isinstance(each, DatasetError)
         assert str(each) == str(plain)
+    # Torch's workers send the class beside the error.
+    assert pickle.loads(pickle.dumps(type(typed))) is type(typed)
 
 
 class Particular(Exception):

@@ -250,6 +250,7 @@ class LoaderProfiler:
             supply=supply,
             contents=contents,
             note=self._note,
+            is_registered=isinstance(self._pipeline.subject, DatasetSpec),
         )
 
     def _on_step(self, compute_s: float, data_wait_s: float) -> None:

@@ -94,8 +94,6 @@ def assemble_profile(ranks: Mapping[int, RankPart], hosts: Sequence[HostPart], f
         ConfigError: If there are too few measured steps, or no host and no rank could measure the samples.
     """
     check_ranks(ranks, facts)
-    # A rank's `note` is the reason why no host could measure the samples. Nearly always, the data set is an object that
-    # only its rank has. So with such a reason, `has_registered_dataset` below is False.
     reasons = [part.note for part in ranks.values() if part.note]
     notes = [*facts.excess_notes]
     notes += [f"Samples were measured in one process of a rank, because {reason}." for reason in reasons]
@@ -158,7 +156,7 @@ def assemble_profile(ranks: Mapping[int, RankPart], hosts: Sequence[HostPart], f
         leaves=contents.leaves,
         wire_bytes_per_sample=contents.wire_bytes_per_sample,
         codecs=contents.codecs,
-        has_registered_dataset=not reasons,
+        has_registered_dataset=all(part.is_registered for part in ranks.values()),
         simulated=facts.simulated,
         notes=tuple(dict.fromkeys(notes)),
         versions=facts.versions,

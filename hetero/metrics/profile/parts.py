@@ -113,6 +113,8 @@ class RankPart(_Sent):
     """The batches of rank 0, if it measured them itself."""
     note: str = ""
     """Why hosts cannot measure the supply. Empty if they can."""
+    is_registered: bool = True
+    """Whether ``@hetero.dataset`` registers the factory of the data set, so data hosts can build it."""
 
     def to_json(self) -> bytes:
         """Return the record as JSON, with six digits of each value, and with fewer values of each distribution."""

@@ -78,5 +78,5 @@ def test_signal_ends_the_study_with_its_code_and_a_sentence(
     command = ["canary", "--group", "t=ml.m5.large:1", "--samples", "--output-dir", str(tmp_path / "out"), str(script)]
     assert main(command) == 128 + number
     assert was_stopped.is_set()
-    assert f"the study ended by {number.name}; the same command continues it" in capsys.readouterr().err
+    assert f"hetero: ended by {number.name}; the same command continues it" in capsys.readouterr().err
     assert signal.getsignal(number) is before

@@ -153,12 +153,17 @@ def test_profile_without_a_supply_is_rejected_with_the_reason() -> None:
 
 def test_profile_of_an_object_has_the_supply_that_the_rank_measured() -> None:
     own = dataclasses.replace(supply(""), vcpus=2, concurrency=())
-    part = rank_part(supply=own, contents=host_part().contents, note="the data set is an object")
+    part = rank_part(supply=own, contents=host_part().contents, note="the data set is an object", is_registered=False)
     profile = assemble_profile({0: part, 1: rank_part()}, [HostPart(receive_cpu_s_per_gb=measured(0.4, "s/GB"))], FACTS)
     assert not profile.has_registered_dataset
     assert (profile.supply[0].instance_type, profile.supply[0].vcpus) == ("ml.p3.2xlarge", 8)
     assert profile.wire_bytes_per_sample == measured(602_120, "B")
     assert "one process of a rank, because the data set is an object" in profile.notes[0]
+
+
+def test_registered_data_set_that_hosts_could_not_measure_is_still_registered() -> None:
+    part = rank_part(supply=supply(), note="its samples have indices that are not integers")
+    assert assemble_profile({0: part}, [HostPart()], FACTS).has_registered_dataset
 
 
 def test_part_of_a_rank_written_and_read_is_the_same_up_to_six_digits() -> None:
