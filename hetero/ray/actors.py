@@ -223,7 +223,7 @@ class Coordinator:
         order, number = self._order, self._num_made
         self._num_made += 1
         # With -1, Ray starts the actor again whenever it is lost.
-        options: dict[str, Any] = {"num_cpus": order.cpus_per_host, "max_restarts": -1, "max_concurrency": 4}
+        options: dict[str, Any] = {"num_cpus": order.cpus_per_host, "max_restarts": -1}
         # The first data hosts have bundles of the placement group. Ray places the other ones anywhere.
         if number < order.num_reserved:
             where = PlacementGroupSchedulingStrategy(self._placement, placement_group_bundle_index=number)

@@ -28,7 +28,9 @@ _NAMES = {
     "gpu_memory": "GPUMemoryUtilization",
 }
 _PERIOD_S = 60
-_MARGIN = dt.timedelta(minutes=2)
+# Two periods. One, because a value has the time at which its period begins. One, because the clock of this machine may
+# differ from that of the service.
+_MARGIN = dt.timedelta(seconds=2 * _PERIOD_S)
 """Time before the begin and after the end of a job for which values are requested too."""
 _GROWING = ("downloading", "training")
 """Phases of a job that may grow with its data. The service names them."""
