@@ -32,7 +32,7 @@ import enum
 import functools
 import traceback
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
 __all__ = [
     "AuthenticationError",
@@ -256,9 +256,6 @@ class _CombinedType(type):
     """
 
 
-copyreg.pickle(_CombinedType, lambda combined: (_combined_with, combined.__bases__[1:]))
-
-
 @functools.lru_cache(maxsize=64)
 def _combined_with(kind: type[Exception]) -> type[DatasetError]:
     """Return a class that is both a `DatasetError` and ``kind``."""
@@ -276,7 +273,14 @@ def _combined_with(kind: type[Exception]) -> type[DatasetError]:
         return _restore_typed, (self.record, kind)
 
     methods = {"__init__": __init__, "__reduce__": __reduce__, "__module__": DatasetError.__module__}
-    return _CombinedType("DatasetError", (DatasetError, kind), methods)
+    return cast("type[DatasetError]", _CombinedType("DatasetError", (DatasetError, kind), methods))
+
+
+def _reduce_class(combined: _CombinedType) -> tuple[object, ...]:
+    return _combined_with, combined.__bases__[1:]
+
+
+copyreg.pickle(_CombinedType, _reduce_class)  # type: ignore[arg-type]  # a class is not an instance for the stubs
 
 
 def _restore_typed(record: object, kind: type[Exception]) -> DatasetError:

@@ -7,8 +7,8 @@ __all__ = ["MAX_WINDOW_BYTES", "PREFETCH_FACTOR", "WindowGrowth", "window_bytes_
 # The default of torch's own loader. With three or four, throughput at batches of 10 MB was 1.08 times as high, but a
 # larger window costs memory.
 PREFETCH_FACTOR = 2
-# Room for two batches of each of 13 endpoints, at the largest batches of bench_transport (40 MB). A rank received at most
-# 3.3 GB/s there, so a full window lasts a third of a second.
+# Room for two batches of each of 13 endpoints, at the largest batches of bench_transport (40 MB). A rank received at
+# most 3.3 GB/s there, so a full window lasts a third of a second.
 MAX_WINDOW_BYTES = 2**30
 """Bound of the bytes in the windows of one rank, see `window_bytes_of`."""
 
