@@ -77,10 +77,11 @@ def dataset(
         function: The factory. Its arguments must be JSON values. Tuples arrive as lists.
         name: Registered name. The default is the function's name.
         seeding: ``"sample"`` seeds the global generators of `random`, NumPy and torch for
-            every sample. ``"batch"`` seeds them once per batch. Use it for samples that cost
-            less than the seeding (7 us) and for data sets with torch's ``__getitems__``. None
-            selects ``"batch"`` for a data set with ``__getitems__`` if it has no ``__getitem__``,
-            or if a few probed samples draw no random numbers, else ``"sample"``.
+            every sample. ``"batch"`` seeds them once per batch. Use ``"batch"`` for samples that
+            cost less than the seeding (7 us) and for data sets with torch's ``__getitems__``.
+            None usually selects ``"sample"``. It selects ``"batch"`` for a data set with
+            ``__getitems__`` that has no ``__getitem__``, or whose probed samples draw no random
+            numbers.
         collate_fn: Same as torch's. None selects the attribute or method ``collate_fn`` of the data set that
             the factory returns, so its options may be arguments of the factory. A data set without one
             gets ``default_collate``.
@@ -92,7 +93,8 @@ def dataset(
             ``augment(sample)`` makes the sample of it. A text such as ``"8 GB"`` is the memory on
             each host, see `hetero.spec.Cache`.
         fork_built: Whether a process may build the data set and then fork endpoints or torch's workers, which share its
-            memory. With False, each of these processes builds the data set itself, for example to connect by itself.
+            memory. With False, each of these processes builds the data set itself. A data set with a connection may
+            need this, because each process then opens its own.
 
     Returns:
         The registered factory. Calling it returns a `DatasetSpec`.
@@ -193,6 +195,7 @@ def _register(
         # Imported here, because it imports NumPy, which launchers do not need.
         from hetero.cache.tiers import close_at_exit
 
+        # Repeated calls with the id of a process do nothing. A forked child has another id, so its call counts.
         close_at_exit(os.getpid())
     if function.__module__ == "__main__":
         _warn_if_main_registers(factory.name)

@@ -211,7 +211,7 @@ class SampleFailure:
     def __str__(self) -> str:
         place = "in this process" if self.host == "local" else f"on {self.host}"
         when = f" at sample {self.sample_index}" if self.sample_index else ""
-        # For a single sample, its index says enough about the stage.
+        # If the failure of a sample has an index, the text about the stage would add nothing.
         if self.stage != "sample" or not when:
             when = f" {_STAGES.get(self.stage, self.stage)}{when}"
         head = f"data set {self.dataset!r} failed {place}{when}"
@@ -268,7 +268,8 @@ def _combined_with(kind: type[Exception]) -> type[DatasetError]:
             # Python prints this text instead of str(self).
             self.msg = str(self)
 
-    # Pickle would call the class with the record. `_restore_typed` also repeats the checks of `typed`.
+    # Without this method, pickle would only call the class with the record. `_restore_typed` also repeats the checks of
+    # `typed`.
     def __reduce__(self: DatasetError) -> tuple[object, ...]:  # noqa: N807
         return _restore_typed, (self.record, kind)
 

@@ -228,7 +228,7 @@ class DatasetFactory:
                 arguments.update(value)
             else:
                 arguments[name] = value
-        checked = {name: _to_json(value, f"{self.name}({name})", 0) for name, value in arguments.items()}
+        checked = {name: _to_json(value, f"{self.name}({name})", depth=0) for name, value in arguments.items()}
         # Sort the arguments but not the dicts inside them, because a data set may number its classes in a dict's order.
         return DatasetSpec(self.name, json.dumps(dict(sorted(checked.items())), separators=(",", ":"), allow_nan=False))
 

@@ -94,7 +94,7 @@ def compare_runs(one: Run, other: Run) -> AuditResult:
     # Read only verified lines, because a size of 1e999 in a damaged line once raised OverflowError.
     sections = (each for run in runs for path in run.ledgers.values() for each in read_ledger(path).sections)
     sizes = {section.world_size for section in sections}
-    findings = _Findings([], [])
+    findings = _Findings(differences=[], notes=[])
     if len(sizes) > 1:
         tables = [_global_tables(run, findings) for run in runs]
         _compare_loaders("", tables[0], tables[1], findings)
@@ -140,9 +140,9 @@ def _record_problems(side: Side, rank: int, findings: _Findings) -> None:
     """Record the ledger's damage and notes, and the batches that were delivered again after a restart."""
     where = f"{side.label}, rank {rank}"
     if side.record.damage:
-        damage = _shown(side.record.damage, 300)
+        damage = _shown(side.record.damage, max_chars=300)
         findings.differ(f"{where}: the ledger is damaged and was compared only up to there: {damage}")
-    findings.notes += [f"{where}: {_shown(note, 300)}" for note in side.record.notes]
+    findings.notes += [f"{where}: {_shown(note, max_chars=300)}" for note in side.record.notes]
     # The first batch whose repeated delivery differs from its earlier delivery, or None.
     repetition = side.places.differing
     if repetition is not None:
@@ -216,6 +216,7 @@ def _global_tables(run: Run, findings: _Findings) -> list[tuple[LoaderFacts, _Ta
     # Rows with the same loader, epoch, position and visit form a global batch. These four columns are its key. The last
     # column is the world size. `first_rows` has the first row of each global batch.
     batch_keys, world_sizes = rows[:, :4], rows[:, 5]
+    # The slice is for runs without rows.
     first_rows = np.flatnonzero(np.append(True, (batch_keys[1:] != batch_keys[:-1]).any(axis=1))[: len(rows)])
     num_rows = np.diff(np.append(first_rows, len(rows)))
     # An entry counts only if its world size equals the world size of the lowest rank's entry. If a run restarts with
@@ -237,7 +238,7 @@ def _compare_loaders(
     loaders_b: list[tuple[LoaderFacts, _Table]],
     findings: _Findings,
 ) -> None:
-    """Compare the loaders of one rank, or of the whole run by global batches.
+    """Compare the loaders of one rank, or the loaders of the whole run with their global batches.
 
     Args:
         where: The rank, for messages. Empty for the whole run.

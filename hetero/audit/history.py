@@ -62,7 +62,7 @@ def settle(record: LedgerRecord) -> Places:
     order = np.lexsort((entries["line"], visits, entries["position"], entries["epoch"], entries["loader"]))
     entries, visits = entries[order], visits[order]
     is_same = _same_as_before(entries["loader"], entries["epoch"], entries["position"], visits)
-    # An entry is the last of its place if the next entry has another place.
+    # An entry is the last of its place if the next entry has another place. The slice is for an empty ledger.
     is_last = np.append(~is_same[1:], True)[: len(entries)]
     worlds = world_size[entries["section"]]
     return Places(
@@ -75,13 +75,14 @@ def settle(record: LedgerRecord) -> Places:
 
 
 def _visits(record: LedgerRecord) -> npt.NDArray[np.int64]:
-    """Return the visit of each entry: how many earlier entries of its section have its loader, epoch and position.
+    """Return the visit of each entry, which is the number of earlier entries with its loader, epoch and position.
 
-    A section has the entries of one process.
+    Only entries of the same section count. A section has the entries of one process.
     """
     entries = record.entries
     visits = np.zeros(len(entries), np.int64)
-    # Only a user's sampler may choose other samples when an epoch is repeated. For other loaders the visit is 0.
+    # Only a user's sampler may choose other samples when an epoch is repeated. Other loaders must deliver the same
+    # samples again, so their visits stay 0.
     with_sampler = [number for number, facts in enumerate(record.loaders) if facts.order == "sampler"]
     chosen = np.flatnonzero(np.isin(entries["loader"], with_sampler))
     part = entries[chosen]

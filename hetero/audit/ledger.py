@@ -304,9 +304,8 @@ def _resume(descriptor: int) -> tuple[int, bytes]:
     tail = os.pread(descriptor, size - start, start)
     # End of the last complete line in `tail`, 0 without a complete line.
     end = tail.rfind(b"\n") + 1
-    # Without a complete line, the file must be empty, or a part of a ledger's first line. Do not cut other files. One
-    # line is shorter than `tail` can be, so `start` is 0 in these two cases. The part may even be shorter than
-    # {"ledger":, which begins every ledger.
+    # Without a complete line, the file must be empty, or a part of a ledger's first line. Do not cut other files. Both
+    # are shorter than one line, so `start` is 0. A part may even be shorter than {"ledger":, which begins every ledger.
     if end == 0 and (start or (tail and not b'{"ledger":'.startswith(tail[:10]))):
         raise OSError("the file exists and is not a ledger")
     if end < len(tail):

@@ -114,7 +114,7 @@ class _Reader:
 
     def take(self, number: int, line: bytes) -> None:
         """Check that a line continues the chain of hashes, and record what it says."""
-        # A piece of a line that is too long lacks a line end too, but it is not an incomplete last line.
+        # A line that is too long comes in pieces without a line end. They are damage, and not an incomplete last line.
         if not line.endswith(b"\n") and len(line) <= MAX_LINE_BYTES:
             self.record.notes.append("its last line is incomplete: the process was killed while it wrote")
             if number == 1:

@@ -16,8 +16,8 @@ __all__ = ["choose_seeding", "has_getitems", "innermost", "unwrap_subset"]
 def unwrap_subset(dataset: Any, indices: Iterable[Any] = ()) -> tuple[Any, list[Any]]:
     """Return the data set inside a chain of torch's ``Subset``, and the indices into that data set.
 
-    A Subset always has ``__getitems__``, even if the data set inside lacks it. Samples of the data set inside can then
-    be computed one by one, and errors can name the sample.
+    A Subset always has ``__getitems__``, even if the data set inside lacks it. With the data set inside, samples can be
+    computed one by one. An error can then name the sample.
     """
     torch_data = imported("torch.utils.data")
     inner_indices = list(indices)

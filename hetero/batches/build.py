@@ -173,7 +173,7 @@ class BuiltDataset:
         """How often to seed: ``"sample"`` or ``"batch"``.
 
         If the factory does not state this, a few samples are computed when this property is first read. Do not read
-        this property before the process forks workers, because they would share the files that these samples open.
+        this property before the process forks workers. The workers would share the files that these samples open.
         """
         with preserved_generators():
             chosen, warning = choose_seeding(self.dataset, self._stated_seeding)
@@ -289,7 +289,7 @@ class BuiltDataset:
         return self._ask_length()
 
     def _ask_length(self) -> int | None:
-        """Return the present length of the data set, None if it lacks one."""
+        """Return the present length of the data set. None if ``__len__`` is missing or not implemented."""
         if self.makes_batches:
             return num_batches(self.dataset)
         if not hasattr(type(self.dataset), "__len__"):

@@ -55,6 +55,7 @@ def collate_arrays(samples: Sequence[Any]) -> Any:
         if any(len(sample) != len(first) for sample in samples):
             raise ValueError(f"samples differ in their number of parts; the first has {len(first)}")
         parts = [collate_arrays(column) for column in zip(*samples, strict=True)]
+        # The class of a namedtuple takes the items as separate arguments.
         return parts if isinstance(first, list) else tuple.__new__(kind, parts)
     raise TypeError(
         f"cannot make an array of {kind.__name__}; samples consist of arrays, numbers, text, dicts, lists and tuples"

@@ -189,7 +189,7 @@ def _number_of(error: OSError) -> int | None:
     """Return the ``errno`` of an error, or None if reading it raises."""
     try:
         return error.errno
-    except Exception:  # noqa: BLE001 - of a property of the user's class
+    except Exception:  # noqa: BLE001 - raised by a property of the user's class
         return None
 
 
@@ -201,10 +201,10 @@ def _text_of(error: BaseException) -> str:
     kind = type(error)
     try:
         text = "".join(traceback.format_exception_only(kind, error))
-    except Exception as failure:  # noqa: BLE001 - of the user's class, for example of a property __notes__
+    except Exception as failure:  # noqa: BLE001 - raised by the user's class, for example by __notes__
         try:
             text = f"{kind.__module__}.{kind.__qualname__}: {error}"
-        except Exception:  # noqa: BLE001 - of the user's __str__
+        except Exception:  # noqa: BLE001 - raised by the user's __str__
             text = f"{kind.__module__}.{kind.__qualname__}, which cannot be printed: {type(failure).__name__}"
     return _without_script_module(text)
 

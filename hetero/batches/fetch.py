@@ -71,7 +71,7 @@ def fetch(
         on_skips: Function that receives a report of the skipped samples. It is called at most once, after the batch is
             computed, and only if samples were skipped. The request must allow skipping.
         on_samples: Function that is called when all samples are computed, before they are collated.
-        positions: Chooses the samples to compute here. None: all samples. Only for data sets that are
+        positions: Chooses the samples to compute here. None selects all. Only for data sets that are
             `BuiltDataset.is_divisible`. If the batch is computed twice, the function is called twice.
 
     Returns:
@@ -190,7 +190,7 @@ def describe(built: BuiltDataset, *, host: str = "local") -> Description:
     """
     with preserved_generators(), built.loading_anew():
         # Probe a Keras data set as it is in the first epoch, because its items may differ between epochs.
-        built.enter_epoch(0, 0, host=host)
+        built.enter_epoch(seed=0, epoch=0, host=host)
         try:
             num_samples = built.num_samples
             if callable(built.fingerprint):
@@ -250,12 +250,12 @@ def _check_same_failed(
 def _collate(
     built: BuiltDataset, function: Callable[[Any], Any], samples: Sequence[Any], request: BatchRequest, host: str
 ) -> Any:
-    """Make the batch of its samples with the function of the user or of torch.
+    """Return the batch that ``function`` makes of the samples. Without collation, it gets the one sample.
 
     With ``seeding="sample"``, seed the generators with the key of the batch first. With ``seeding="batch"``, they were
     seeded with this key before the samples.
     """
-    # Compute the key before the `try`, because an error of the key is not the user's.
+    # Compute the key before the `try`, because its errors do not come from the user's code.
     key = request.key if built.seeding == "sample" else None
     try:
         if key is not None:
@@ -291,6 +291,7 @@ def _contiguous(batch: Any) -> Any:
     if type(batch) is tuple:
         return tuple([_contiguous(value) for value in batch])
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        # The class of a namedtuple takes the items as separate arguments.
         return tuple.__new__(type(batch), [_contiguous(value) for value in batch])
     return batch
 
@@ -301,8 +302,8 @@ def _default_function(request: BatchRequest) -> Callable[[Any], Any]:
     if request.as_is and not collate:
         return lambda sample: sample
     try:
-        # Look in sys.modules first, which takes 2 us. import_module takes 15 to 20 us, because the CPU caches have
-        # lost its code.
+        # Look in sys.modules first, which takes 2 us. import_module takes 15 to 20 us, because its code is no longer in
+        # the CPU caches.
         torch_data = imported("torch.utils.data") or import_module("torch.utils.data")
     except ImportError:
         if not collate:

@@ -150,7 +150,8 @@ def _prepare_cache(cache: Any, index: Index, built: BuiltDataset, host: str) -> 
     try:
         cache.begin(index)
     except Exception as exc:
-        # A `ConfigError` is a text of hetero about the data set. A traceback would show only code of hetero.
+        # hetero raises a `ConfigError` itself, and its text says what is wrong with the data set. Report only the text,
+        # because a traceback would show only code of hetero.
         found = str(exc) if isinstance(exc, ConfigError) else exc
         raise dataset_error(found, dataset=built.name, host=host, stage="sample", sample_index=index) from exc
 
@@ -183,7 +184,7 @@ def _compute_each(
             samples[position] = dataset[index]
         except BaseException as exc:
             check_not_exit(exc, in_worker=built.num_workers > 0)
-            # An index out of range and a wrong value of the user are mistakes of the script, which skipping would hide.
+            # An index out of range and a `ConfigError` are mistakes of the script, which skipping would hide.
             note = _out_of_range_note(exc, index, built)
             if failed is None or note or isinstance(exc, ConfigError):
                 raise _sample_error(exc, index, note, built, request, host) from exc
@@ -343,6 +344,8 @@ def _sample_error(
     error: BaseException, index: Index, note: str, built: BuiltDataset, request: BatchRequest, host: str
 ) -> DatasetError:
     """Return the error for a sample that raised, with advice about skipping if such a sample can be skipped."""
+    # A request without collation cannot skip. Mistakes of the script are not skipped. These are an index out of range,
+    # which has a note, and a `ConfigError`.
     to_do = _MAY_SKIP if request.collate and not note and not isinstance(error, ConfigError) else ""
     return dataset_error(
         error, dataset=built.name, host=host, stage="sample", sample_index=index, note=note, to_do=to_do

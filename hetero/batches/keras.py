@@ -62,7 +62,7 @@ def overridden_hooks(dataset: object) -> tuple[str, ...]:
 
 
 def num_batches(dataset: Any) -> int | None:
-    """Return the length of a Keras data set, or None if it is endless or lacks one."""
+    """Return the length of a Keras data set, or None if it is endless or has no length."""
     # Only Keras 3 has this attribute. There, ``__len__`` is optional.
     if hasattr(type(dataset), "num_batches"):
         count = dataset.num_batches
@@ -71,7 +71,7 @@ def num_batches(dataset: Any) -> int | None:
 
 
 def keras_problem(dataset: object) -> str:
-    """Return why batches of a Keras data set cannot be fetched by index. Empty if they can, or for other data sets."""
+    """Return why batches of a Keras data set cannot be fetched by index, or an empty string if nothing prevents it."""
     base = _keras_class(dataset)
     if base is None:
         return ""
@@ -104,6 +104,7 @@ def to_arrays(value: Any) -> Any:
     if type(value) in (dict, OrderedDict):
         return type(value)((key, to_arrays(item)) for key, item in value.items())
     if isinstance(value, tuple) and hasattr(type(value), "_fields"):
+        # The class of a namedtuple takes the items as separate arguments.
         return tuple.__new__(type(value), map(to_arrays, value))
     if type(value) in (list, tuple):
         return type(value)(map(to_arrays, value))
@@ -191,7 +192,7 @@ class EpochCopies:
         During the calls, large arrays that all copies share are write-protected. A method that writes to one of them
         would change the copies of other epochs too.
         """
-        key = sample_key(seed, epoch, _EPOCH_INDEX, 0)
+        key = sample_key(seed, epoch, _EPOCH_INDEX, occurrence=0)
         seed_generators(key)
         seed_tensorflow(key)
         with _write_protected(_large_arrays(dataset) if self._shares_arrays else []):
@@ -212,7 +213,8 @@ class EpochCopies:
         """Return a deep copy of a data set, which shares its large arrays unless a method has written to one."""
         shared = _large_arrays(dataset) if self._shares_arrays else []
         try:
-            return copy.deepcopy(dataset, {id(array): array for array in shared})
+            # deepcopy takes the objects in the memo as their own copies.
+            return copy.deepcopy(dataset, memo={id(array): array for array in shared})
         except Exception as error:
             hooks = " and ".join(overridden_hooks(dataset))
             raise ConfigError(

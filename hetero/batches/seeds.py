@@ -94,7 +94,8 @@ def batch_key(seed: int, epoch: int, position: int, indices: npt.NDArray[np.int6
     """
     try:
         message = _BATCH_HEAD(b"b", seed, epoch, position)
-        # Convert other sequences of integers to an array, because both must give the same key.
+        # Convert other sequences of integers to an array, because both must give the same key. The second tag separates
+        # arrays from other indices.
         if not isinstance(indices, np.ndarray):
             integers = [_int64(index) for index in indices]
             if None not in integers:
@@ -142,8 +143,8 @@ def generator_states() -> tuple[Any, ...]:
 def preserved_generators() -> Iterator[None]:
     """Restore the global generators of `random`, NumPy and torch on exit. Use it for a fetch in the trainer.
 
-    If torch is first imported inside this context, its generator is seeded at random on exit, as an import of torch
-    does.
+    If torch is first imported inside this context, its generator has no earlier state. It is then seeded at random on
+    exit, as in any process that imports torch.
     """
     python_state = random.getstate()
     numpy_state = np.random.get_state(legacy=False)

@@ -49,7 +49,7 @@ class SplitDataset:
         self.dataset = dataset
         """The user's data set."""
         self.inner = innermost(dataset)
-        """The data set inside a chain of torch's ``Subset``. It has the two parts."""
+        """The data set inside a chain of torch's ``Subset``. It has ``load`` and ``augment``."""
         self.cache: Any = None
         """Returns the first part of a sample for an index of `inner`, see `hetero.cache.loads`. None without a cache.
 

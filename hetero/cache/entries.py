@@ -65,6 +65,7 @@ class EncodedSample:
         """Return the value as `read_entry` returns it, in memory that the user's value does not share."""
         copies = []
         for leaf in self._leaves:
+            # This is faster than a bytearray, whose memory is cleared first.
             buffer = np.empty(leaf.nbytes, np.uint8).data
             buffer[:] = leaf.data
             copies.append(leaf.filled(buffer))
@@ -109,6 +110,7 @@ def _read(descriptor: int, offset: int, nbytes: int, index: int, fingerprint: by
     leaves = []
     offset += structure_bytes
     for shape in shapes:
+        # This is faster than a bytearray, whose memory is cleared first.
         buffer = np.empty(shape.nbytes, np.uint8).data
         num_filled = 0
         while num_filled < shape.nbytes:

@@ -47,7 +47,7 @@ class Fingerprint:
         self._stated = factory.fingerprint
         inner = built.split.inner
         kind = type(inner)
-        # Leave out `augment`. It runs on kept samples after they are read, so its code may change.
+        # Leave out `augment`. It runs after a kept sample is read, so kept samples stay right if its code changes.
         found = reach((factory.function, kind), without=[vars(each).get("augment") for each in kind.__mro__])
         facts = {
             "format": _FORMAT,
@@ -82,7 +82,8 @@ class Fingerprint:
 
 def _probe(split: SplitDataset, index: int) -> bytes:
     """Return a digest of one loaded sample, or ``raised`` if ``load`` raises."""
-    # Do not report the error here, because the batch that has this sample reports it.
+    # Do not report the error here, because the batch that has this sample reports it. Skip an object that cannot be
+    # inspected, so that the rest of its sample still counts.
     with contextlib.suppress(Exception):
         return digest(split.inner.load(index), skip_unreadable=True)
     return b"raised"
@@ -94,7 +95,10 @@ def _code_digest(found: Reach) -> str:
 
 
 def _globals_digests(found: Reach) -> dict[str, str]:
-    """Return digests of the globals that code reads. Leave out the globals that the code also assigns."""
+    """Return digests of the globals that code reads.
+
+    Leave out the globals that the code also assigns. These are caches and counters, which may differ.
+    """
     digests: dict[str, str] = {}
     for label, place in found.places.items():
         # The method `augment` runs on kept samples after they are read, so it does not count.

@@ -133,7 +133,7 @@ def kept_in_memory() -> int:
 
 
 def remove_unused(parent: Path, *, enough: int) -> int:
-    """Remove folders of a data set that no process uses. Begin with the folder whose last use began first.
+    """Remove folders of a data set that no process uses. Begin with the folder whose last use began earliest.
 
     Args:
         parent: The data set's folder.

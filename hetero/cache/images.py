@@ -47,7 +47,6 @@ def without_images(value: Any, depth: int = 0) -> Any:
     if isinstance(value, image_module.Image):
         if value.mode not in _MODES:
             raise ConfigError(f"an image of mode {value.mode!r}; convert it with .convert('RGB')")
-        # If the image's file was not read yet, tobytes reads it first.
         pixels = np.frombuffer(value.tobytes(), np.uint8)
         return ImageData(value.mode, value.size, pixels, _plain_info(value.info))
     return _mapped(value, without_images, depth)
@@ -82,7 +81,8 @@ def _plain_info(info: dict[Any, Any]) -> dict[Any, Any]:
 
 def _plain(value: Any) -> Any:
     """Return a text or a fraction of Pillow's own classes as a str or float. Return other values unchanged."""
-    # In PNG files, Pillow's texts are of a subclass of str. Make them plain str.
+    # In PNG files, Pillow's texts are of a subclass of str. `str.__str__` returns a plain str and calls no code of the
+    # subclass.
     if isinstance(value, str):
         return str.__str__(value)
     if type(value).__name__ == "IFDRational":

@@ -40,7 +40,7 @@ class _Loaded(NamedTuple):
 
 
 def keep_loads(built: BuiltDataset, factory: DatasetFactory, spec: DatasetSpec) -> None:
-    """Let a data set take the first part of its samples from a cache.
+    """Let a data set take results of its ``load`` from a cache.
 
     Args:
         built: The data set, with a `hetero.batches.split.SplitDataset`.
@@ -84,7 +84,8 @@ class _KeptLoads:
             index: Index of the sample to check. If this sample raises, another sample is checked later.
 
         Raises:
-            ConfigError: If ``load`` depends on a seed, or ``__getitem__`` gives another sample than the two parts.
+            ConfigError: If ``load`` depends on a seed, or ``__getitem__`` gives another sample than
+                ``augment(load(index))``.
         """
         if self._tiers is None:
             with preserved_generators():
@@ -155,7 +156,7 @@ class _KeptLoads:
     def _check(self, index: Any) -> None:
         """Load one sample twice with different seeds, and set `_problem` if the two results differ.
 
-        If the data set has a ``__getitem__``, also set `_problem` if its sample differs from the two parts.
+        Also set `_problem` if the data set has a ``__getitem__``, and its sample differs from ``augment(load(index))``.
         """
         split = self._split
         try:

@@ -74,7 +74,8 @@ class SampleStore:
             # The file may end before the slot of a sample that was never kept.
             if len(slot) < _SLOT.size:
                 return ABSENT
-            # The slot has the number of the segment plus 1. So a slot that was never written, all zeros, has none.
+            # The slot has the number of the segment plus 1. A slot that was never written has only
+            # zeros, so it has no segment.
             segment_plus_1, nbytes, offset = _SLOT.unpack(slot)
             if not segment_plus_1:
                 return ABSENT
@@ -203,6 +204,7 @@ class _OwnSegment:
 
     def __init__(self, number: int, descriptor: int) -> None:
         self.pid = os.getpid()
+        """The process that appends to the segment. A child of this process has another id and makes its own segment."""
         self.number = number
         self.descriptor = descriptor
         self.end = 0

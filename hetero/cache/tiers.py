@@ -96,6 +96,7 @@ class Tiers:
             )
         else:
             self._stores.append(store)
+            # Samples in memory do not outlive the processes that use them. Samples on a disk may be from earlier jobs.
             if base != MEMORY:
                 kept = bytes_text(folder_bytes(folder.path))
                 logger.info("data set %r: %s of its samples are kept in %s", self._name, kept, folder.path)
@@ -127,8 +128,9 @@ def close_at_exit(_pid: int) -> None:
             is needed, because multiprocessing clears the finalizers that a forked child has inherited.
     """
     # Use a finalizer of multiprocessing, because its processes run no handlers of `atexit`. With a priority below 0,
-    # the finalizer runs after `multiprocessing` has ended the children. A handler of `atexit` may run before that.
-    multiprocessing.util.Finalize(None, close_tiers, exitpriority=_LATE)
+    # the finalizer runs after `multiprocessing` has ended the children. A handler of `atexit` may run while
+    # children still live.
+    multiprocessing.util.Finalize(obj=None, callback=close_tiers, exitpriority=_LATE)
 
 
 def close_tiers() -> None:

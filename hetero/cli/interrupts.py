@@ -30,7 +30,7 @@ def run_interruptible(execute: Callable[[argparse.Namespace], int], namespace: a
     def end(number: int, frame: FrameType | None) -> None:
         raise _SignalledError(number)
 
-    # Handle SIGTERM like SIGINT. SIGTERM once killed a study at once, with its run and without results.
+    # Handle SIGTERM like SIGINT. Without a handler, SIGTERM kills the study before it can write results.
     before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         return execute(namespace)

@@ -147,7 +147,7 @@ class Document:
     def current_group_agrees(self, groups: Sequence[Group], current_host: str) -> None:
         """Check that the stated current group contains the current host."""
         stated = self.content.current_group_name
-        # If no group has the current host, the groups agree here. `parse_cluster` reports the host.
+        # If no group has the current host, raise nothing here, because `parse_cluster` reports the host.
         actual = next((group.instance_group_name for group in groups if current_host in group.hosts), stated)
         if stated and stated != actual:
             names = [group.instance_group_name for group in groups]

@@ -86,6 +86,7 @@ def add_price_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options about prices of instance types. `resolve_prices` converts their values."""
     helps = _attribute_docstrings()
     for field in dataclasses.fields(ReportOptions):
+        # The plan is the only option of a report that is not about prices.
         if field.name != "plan":
             _add(parser, field, help_text=helps[field.name])
 
@@ -116,7 +117,7 @@ def split_at_script(parser: argparse.ArgumentParser, arguments: Sequence[str]) -
     if chosen is None or all(action.dest != "script" for action in chosen[1]._actions):
         return words, []
     at, command = chosen
-    # argparse's actions without a value, such as --json, have the number of values 0.
+    # An option without a value, such as --json, has ``nargs`` 0 in argparse.
     takes_value = {name: action.nargs is None for action in command._actions for name in action.option_strings}
     more_patterns = {
         name: action.more

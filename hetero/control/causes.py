@@ -45,10 +45,10 @@ def is_crash(exit_status: int) -> bool:
 
 
 def root_of(causes: Iterable[Cause]) -> Cause:
-    """Return the cause that most likely led to the others: the first cause of the most likely kind.
+    """Return the cause that most likely led to the others. If several are equally likely, return the first of them.
 
     A failure that is not the consequence of another one comes before the consequences. Within both groups, a failure by
-    a signal comes first: a crash before an exception, and a signal that another failure may have caused before a broken
+    a signal comes first. So a crash comes before an exception. Among the consequences, a signal comes before a broken
     connection.
 
     Args:

@@ -118,7 +118,7 @@ class Hub:
         self._version = 0
         """Number of changes of ``Membership.news``. A connection sends each version of this host's status once."""
         self._last_news = membership.news, membership.local_news
-        """``Membership.news``, which is for other hosts, and ``local_news``, which is for this host, when last seen."""
+        """The last ``news`` of the membership, which is for other hosts, and ``local_news``, which is for this one."""
         self._remote = remote
         self._session_options = session_options
         self._heartbeat_s = heartbeat_s
@@ -163,8 +163,8 @@ class Hub:
         if self._ranks is not None:
             self._ranks.stop()
         self._server.stop(grace_s).wait(grace_s + 1.0)
+        # Limit the time to wait for the threads, because one of them may be waiting for the answer of a silent host.
         deadline_s = time.monotonic() + self._heartbeat_s
-        # The thread of a connection may be waiting for a silent host.
         for peer in (*self._peers.values(), *self._joined_peers.values()):
             peer.join(max(0.0, deadline_s - time.monotonic()))
 
@@ -355,6 +355,7 @@ class Hub:
     def _on_register(self, request: pb.RegisterRequest) -> pb.RegisterReply:
         """Store an empty report for a new rank, and answer with the job's options."""
         with self.membership() as membership:
+            # The arbiter then waits for the vote of this rank before it decides where all ranks stop.
             membership.store(RankReport(rank=request.rank, generation=request.generation))
         elapsed_s = time.monotonic() - self._started_s
         return pb.RegisterReply(remote=self._remote, elapsed_s=elapsed_s, **fields_of(self._session_options))

@@ -38,6 +38,7 @@ class LauncherLink:
         self._name = f"rank {rank}: its launcher at {address}"
         host, _, port = address.rpartition(":")
         self._place = host.strip("[]"), int(port)
+        # Under TLS, the launcher's certificate must have this name. The launcher runs on the same host as this rank.
         self._host = "" if tls is None else tls.host
         self._transport = choose_transport(tls)
         self._hello = GREETING + proof_of_rank(token, job_id)

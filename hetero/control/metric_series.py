@@ -21,7 +21,7 @@ MAX_HOST_VALUES = 8_000
 
 
 def _write(values: Sequence[LoggedMetric] | None) -> Mapping[str, object]:
-    """Return the fields of a report for the values of its rank: one message per metric. None: no new values."""
+    """Return the fields of a report for the values of its rank, one message per metric. None means no new values."""
     found: dict[str, list[LoggedMetric]] = {}
     for value in values or ():
         found.setdefault(value.name, []).append(value)
@@ -61,6 +61,7 @@ def _read(report: pb.RankReport, _outer: object) -> tuple[LoggedMetric, ...] | N
             LoggedMetric(
                 name=message.name,
                 value=value,
+                # `_write` adds 1 to each step, because 0 means no step.
                 step=step - 1 if step else None,
                 at_s=max(0.0, at_s),
                 unix_s=max(0.0, unix_s),

@@ -58,7 +58,9 @@ class _LookUp:
 
     def __init__(self, resolve: Callable[[str], str], host: str) -> None:
         self.target = ""
+        """The address that was found. Empty if none was found."""
         self.error = ""
+        """Why no address was found. Empty if one was found."""
         self._done = threading.Event()
         threading.Thread(target=self._run, args=(resolve, host), name=f"name-{host}", daemon=True).start()
 
@@ -148,7 +150,7 @@ class PeerConnection:
             self._unreachable(self._name_error)
             return min(interval_s, 1.0)
         is_heard = self._heartbeat(self._channel, own)
-        # Pause shortly even after an answer, because one message then carries a burst of changes.
+        # Pause briefly even after an answer, so that one message carries a burst of changes.
         return 0.02 if is_heard else min(interval_s, POLL_S)
 
     def _find(self, patience_s: float) -> None:

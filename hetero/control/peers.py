@@ -60,9 +60,9 @@ class Peer:
     def awaits_final_of(self, role: Role, *, is_arbiter: bool) -> bool:
         """Return whether the peer may still be waiting to learn how this host ends.
 
-        A failed host does not wait. A host that is done waits only if it is a trainer host and this host is one too,
-        because each trainer host stays until all are done. The arbiter stays also for the last figures of data hosts,
-        because it writes the report or the profile.
+        A failed host does not wait. A data host that is done does not wait either. A trainer host that is done waits
+        for the other trainer hosts, because each of them stays until all are done. The arbiter waits for data hosts
+        too, because it writes their last figures into the report or the profile.
 
         Args:
             role: Role of this host.
@@ -71,14 +71,16 @@ class Peer:
         if self.has_our_final or self.has_left:
             return False
         state = HostState.INIT if self.status is None else self.status.state
-        # Without this rule, two of ten busy profile runs lost the samples of a data host. A job whose trainer hosts
-        # ended within 20 ms of each other failed with HET-32, because one of them left before it had told the other.
+        # Without `is_arbiter`, data hosts left too early, and two of ten busy profile runs lost the samples of one.
+        # Without the rule for trainer hosts, one of them left before it had told the other. A job whose trainer hosts
+        # ended within 20 ms of each other then failed with HET-32.
         waits_when_done = self.member.role is Role.TRAINER and (role is Role.TRAINER or is_arbiter)
         return waits_when_done if state is HostState.DONE else state is not HostState.FAILED
 
 
 def differences(theirs: HostStatus, ours: HostStatus) -> Iterator[str]:
     """Yield one line for each thing that must be the same on both hosts and differs."""
+    # A host lacks an option that does not apply to it.
     shared = sorted(theirs.options.keys() & ours.options.keys())
     for what, found, expected in (
         ("hetero", theirs.version, ours.version),

@@ -190,7 +190,7 @@ def token_memfd(token: Token) -> tuple[int, str]:
         of the same user can read it.
     """
     descriptor = os.memfd_create("hetero-token", os.MFD_CLOEXEC)
-    # A memfd begins with mode 0777.
+    # A memfd begins with mode 0777, and `load_token` rejects a file that others can access.
     os.fchmod(descriptor, 0o600)
     os.write(descriptor, token.reveal().encode("ascii"))
     return descriptor, f"/proc/{os.getpid()}/fd/{descriptor}"
@@ -235,7 +235,7 @@ def proof_of_rank(token: Token | None, job_id: str) -> bytes:
 
 
 def is_of_other_job(error: grpc.RpcError, job_id: str) -> bool:
-    """Return whether a server of another job than ``job_id`` rejected a call for its token.
+    """Return whether the server that rejected the token of a call belongs to another job than ``job_id``.
 
     A server sends a digest of its job's id with each rejection of a token.
     """
@@ -329,7 +329,7 @@ class ServerInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
             self._count_failure()
             return self._other_job
         # Require exactly one incarnation. Without this check, an attacker who had recorded a call could repeat the call
-        # without this header (attack A11).
+        # without this header (attack A11 in docs/reliability.md).
         meant = _values(metadata, _INCARNATION)
         is_meant = len(meant) == 1 and hmac.compare_digest(meant[0], self._incarnation)
         # A wrong incarnation does not count as a failed authentication. The caller belongs to the job, and may not know

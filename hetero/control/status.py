@@ -285,12 +285,12 @@ def status_from_proto(message: pb.HostStatus) -> HostStatus:
 
 def _for_peers(reports: Sequence[RankReport], has_metrics: bool) -> Iterator[RankReport]:
     """Yield the reports of this host's ranks without the parts that other hosts do not need."""
-    num_ranks = sum(bool(report.metrics) for report in reports)
+    num_logging_ranks = sum(bool(report.metrics) for report in reports)
     for report in reports:
         # The tracebacks of 32 ranks made a heartbeat larger than a request may be. The peer refused that heartbeat, and
         # the host counted as silent just when it had to report its failure.
         failure = None if report.failure is None else dataclasses.replace(report.failure, detail="")
         metrics, summaries = None, tuple(map(without_history, report.summaries_json))
         if has_metrics:
-            metrics, summaries = fit_for_peer(report.metrics, num_ranks=num_ranks), report.summaries_json
+            metrics, summaries = fit_for_peer(report.metrics, num_ranks=num_logging_ranks), report.summaries_json
         yield dataclasses.replace(report, failure=failure, step_times=None, metrics=metrics, summaries_json=summaries)

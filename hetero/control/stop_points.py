@@ -19,8 +19,9 @@ def stop_point(reports: Sequence[RankReport]) -> StopPoint:
         reports: Reports of ranks that have paused.
     """
     started = [set(report.steps_started) for report in reports]
-    # If the ranks share no loader, consider all loaders. If no rank has begun a step, end before the next one.
+    # If the ranks share no loader, consider all loaders.
     loaders = set.intersection(*started) or set.union(*started) if started else set()
+    # No rank has begun a step. With an empty name, each rank ends before its next step.
     if not loaders:
         return StopPoint(loader="", steps=0)
 

@@ -152,7 +152,8 @@ def _vcpus(run: RunFacts, group: GroupFacts, catalogue: Catalogue) -> int:
 def _real_hosts(run: RunFacts, group: GroupFacts) -> list[HostUsage]:
     """Return the usage of the hosts with the role of a group, unless they are simulated.
 
-    Simulated hosts share one machine, so the CPUs of this machine are not their own.
+    Simulated hosts share one machine, so the CPUs of this machine are not their own. The scope of their usage is
+    ``tree``.
     """
     return [usage for usage in run.hosts if usage.scope == "host" and run.host_roles.get(usage.host) == group.role]
 

@@ -50,7 +50,7 @@ def examine_ports(snapshot: Snapshot) -> list[Diagnosis]:
     if not other_hosts:
         return diagnoses
     matrix = {host: _row(outcomes.get(host), ports) for host in other_hosts}
-    return [*diagnoses, *_judge(matrix, *map(str, ports))]
+    return [*diagnoses, *_judge(matrix, control=str(ports[0]), other=str(ports[1]))]
 
 
 def last_ephemeral_port() -> int:
@@ -127,7 +127,12 @@ def _connect(address: str, port: int) -> str:
 
 
 def _row(outcome: _Outcome | Exception | None, ports: tuple[int, ...]) -> dict[str, str]:
-    """Return the result at each port of a host. None as outcome means that the connections did not end in time."""
+    """Return the result at each port of a host.
+
+    Args:
+        outcome: What `_reach` returned or raised. None if it did not end in time.
+        ports: The ports.
+    """
     if isinstance(outcome, dict):
         return outcome
     return dict.fromkeys(map(str, ports), _SILENT if outcome is None else _UNRESOLVED)

@@ -36,7 +36,7 @@ def gather(tasks: Mapping[_Key, Callable[[], _T]], *, timeout_s: float) -> dict[
             ended.put((key, error))
 
     for item in tasks.items():
-        # A daemon thread does not keep the process alive. A thread that asks a hung disk never ends.
+        # A thread that asks a hung disk never ends. A daemon thread does not keep the process alive.
         threading.Thread(target=work, args=item, name="doctor", daemon=True).start()
     found: dict[_Key, _T | Exception] = {}
     while len(found) < len(tasks):

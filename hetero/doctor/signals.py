@@ -141,12 +141,12 @@ def judge(chain: Sequence[ProcessFacts], *, is_launcher: bool, is_job: bool) -> 
 
 def _obstacle(facts: ProcessFacts) -> str:
     """Return why a process does not forward SIGTERM, or an empty text if it does."""
-    # Names come before the handling of signals, because it is known how programs with these names behave.
+    # Check the name before the handling of signals, because it is known how programs with these names behave.
     if facts.program in _FORWARDING_PROGRAMS:
         return ""
     if facts.is_toolkit:
         return f"{facts} is the platform's toolkit, which forwards no signals"
-    # Any other process without a handler would end by the signal. Process 1 does not.
+    # Without a handler, the signal ends any process except process 1.
     if facts.pid == 1 and not facts.catches:
         return f"{facts} has no handler for it, and the kernel drops it"
     if facts.ignores:

@@ -54,6 +54,7 @@ def take_snapshot(options: LaunchOptions, environ: Mapping[str, str]) -> Snapsho
     problem = ""
     if platform.is_here():
         try:
+            # A cluster file lists all hosts, so they do not register.
             registration = None if options.cluster_file else platform.registration()
             # On a platform with a registration, the hosts learn of each other only when the job starts. Until then, at
             # most the main host is known.

@@ -93,7 +93,7 @@ def parse_yaml(content: bytes, source: str) -> object:
         text = content.decode("utf-8")
         # Check the tokens before the library builds the document from them.
         for token in yaml.scan(text):
-            # The library checks every open bracket for every token, so a file full of brackets takes hours.
+            # The library checks every open bracket for every token, so a file full of brackets would take hours.
             depth += isinstance(token, opening) - isinstance(token, closing)
             if depth > MAX_DEPTH:
                 raise ConfigError(f"{source} is not YAML that can be used: it nests deeper than {MAX_DEPTH} levels")
@@ -169,7 +169,7 @@ def write_text(path: Path, text: str) -> None:
         OSError: If the file cannot be written, or the name is that of a folder, device or pipe. The old content is then
             unchanged.
     """
-    # The new file replaces what has the name. For root, it would replace even /dev/null, for all programs.
+    # The new file would also replace a device. If this ran as root, it would replace even /dev/null for all programs.
     if not path.name or (path.exists() and not path.is_file()):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")

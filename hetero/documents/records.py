@@ -169,7 +169,7 @@ def load(cls: type[T], path: str | Path, file_name: str, *, to_do: str) -> T:
     Args:
         cls: See `decode`.
         path: The file, or the directory that contains it.
-        file_name: Name of the file in a directory, for example ``report.json``. Messages call the file a report.
+        file_name: Name of the file in a directory, for example ``report.json``. Messages omit ``.json``.
         to_do: Advice for the messages.
 
     Raises:

@@ -45,8 +45,8 @@ class Experience:
         """Whether the compute thread should send the next batch itself.
 
         It should if the latest batch was small (`_SMALL_BYTES`), or if it was larger (up to `AT_ONCE_BYTES`) and took
-        almost no time to compute. To send such a larger batch takes a while. If batches take time to compute, another
-        thread should send this batch while the compute thread computes the next one.
+        almost no time to compute. Sending such a larger batch takes a while. If batches also take time to compute,
+        another thread should send them, so the compute thread can begin the next batch.
         """
         # When the compute thread sent all batches up to `AT_ONCE_BYTES`, batches of 1 MB that take 0.9 ms to compute
         # came at 0.78 of the rate that they had when another thread sent them. With the limit `_QUICK_S`, they come at
@@ -82,8 +82,8 @@ class RequestedBatch:
     def gathering(self) -> Gathering | None:
         """Return the object that gets samples from the hosts that keep them, or None if this endpoint computes all."""
         request = self.request
-        # A part is computed once, and the purity check needs two computations. With "skip", a sample that raises would
-        # make its whole part fail. Readers of hetero send no owners then, but other senders may.
+        # `verify` needs two computations, and a part is computed only once. With "skip", a sample that raises would
+        # make its whole part fail. In both cases a reader of hetero sends no owners, but another sender may.
         if request.owners is None or request.verify or request.on_sample_error == "skip" or self.links is None:
             return None
         # Parts are sent as lists of samples, so the samples must be computed one by one, and arrive unchanged.
@@ -177,7 +177,7 @@ class RequestedBatch:
         if not all(map(is_plain, samples)):
             # The asking endpoint collates the samples, so it must get them exactly as they were made here.
             raise self._unsendable(ConfigError("a sample may change if it is sent without collation"))
-        encoded = self._encode(samples, None, 1, copy=True)
+        encoded = self._encode(samples, skips=None, num_parts=1, copy=True)
         self.experience.num_parts += 1
         return encoded
 

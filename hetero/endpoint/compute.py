@@ -52,8 +52,8 @@ class Task:
         self.submitted_s = 0.0
         """Monotonic time when the task was queued."""
         self._is_abandoned = is_abandoned
-        # The first check comes later, because the requester has only just sent the task, and a check takes time: it is
-        # a system call that raises an exception.
+        # Do not ask at once, because the requester has only just sent the task. Asking takes time, because it is a
+        # system call that raises an exception.
         self._ask_at_s = time.monotonic() + _ASK_INTERVAL_S
         self.was_cancelled = False
         """Whether the task is known to be cancelled. Unlike `is_cancelled`, this does not call ``is_abandoned``."""
@@ -114,7 +114,8 @@ class Task:
         if self._on_finish is not None:
             try:
                 self._on_finish(self)
-            except Exception:  # for example when memory runs out
+            # `on_finish` raises nothing itself, but memory may run out.
+            except Exception:
                 logger.exception("a batch was not sent")
 
     def wait_cancelled(self, timeout_s: float) -> None:
@@ -140,12 +141,14 @@ class Compute:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._queue: list[tuple[int, int, Task]] = []
+        """A heap. Each entry has the priority, the number in the order of arrival, and the task."""
         self._num_submitted = 0
         self._running: set[Task] = set()
         self._is_closed = False
         # Held while the user's code runs. Random generators are global to the process, so slots run one after another.
         self._one_at_a_time = threading.Lock()
         self._fault = faults_at("compute")
+        """Fault for tests, called before a task's work. None without faults."""
         self.num_overruns = 0
         """Tasks whose work took longer than their emulated time. The time spent waiting for other tasks counts too."""
         self._late_intervals: deque[tuple[float, float]] = deque()
@@ -235,8 +238,8 @@ class Compute:
         """Seconds while at least one slot was late: its emulated vCPU would have ended the task already.
 
         A slot is late if the work was too slow, if a thread woke up late, or if finishing a task took time. A second in
-        which several slots were late counts once. Late slots delay the job by at most one second in each second.
-        Therefore the emulation has delayed the job by this time at most.
+        which several slots were late counts once, because together they delay the job by one second at most. Therefore
+        the emulation has delayed the job by this time at most.
         """
         with self._lock:
             return self._earlier_late_s + sum(end_s - begin_s for begin_s, end_s in self._late_intervals)
@@ -244,7 +247,7 @@ class Compute:
     def _add_late(self, begin_s: float, end_s: float) -> None:
         """Add a late interval, and merge it with the intervals that it overlaps.
 
-        An overlapping interval may have a later end, because another slot added it.
+        Another slot may have added an interval that ends later.
         """
         with self._lock:
             while self._late_intervals and self._late_intervals[-1][1] >= begin_s:
@@ -252,8 +255,8 @@ class Compute:
                 begin_s, end_s = min(begin_s, other_begin_s), max(end_s, other_end_s)
             self._late_intervals.append((begin_s, end_s))
             if len(self._late_intervals) > _MAX_LATE:
-                begin_s, end_s = self._late_intervals.popleft()
-                self._earlier_late_s += end_s - begin_s
+                oldest_begin_s, oldest_end_s = self._late_intervals.popleft()
+                self._earlier_late_s += oldest_end_s - oldest_begin_s
 
     def _run(self, task: Task) -> bool:
         """Run one task, and wait until its emulated time has passed. Return whether the work took longer."""

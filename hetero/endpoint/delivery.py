@@ -107,8 +107,9 @@ class Delivery:
         """Invalidate a session token and close the connections that used it."""
         with self._lock:
             connections = self._session_tokens.pop(session_token, set())
-            # The greeter does not count a later connection with this token as unauthenticated.
+            # Remember the token. The greeter then does not count a later connection with it as unauthenticated.
             self._dismissed.append(session_token)
+        # Do not close the connections here, because their threads may still block in them.
         for connection in connections:
             connection.shut_down()
 
@@ -148,8 +149,8 @@ class Delivery:
         try:
             thread.start()
         except BaseException:
-            # The thread cannot start, for example because the host has run out of threads. Close only this connection.
-            # The thread that accepts connections must go on.
+            # The thread cannot start, for example because the host has run out of threads. Close the connection here,
+            # because no thread will do it. The greeter logs the error and goes on to accept connections.
             self._retire(connection, session_token)
             raise
         return True
@@ -178,6 +179,7 @@ class Delivery:
         """Close a connection, and forget it."""
         with self._lock:
             self._num_connections -= 1
+            # `dismiss` may have removed the session token already.
             self._session_tokens.get(session_token, set()).discard(connection)
         connection.close()
 
@@ -191,8 +193,8 @@ class Delivery:
                     request = connection.receive_message(MAX_FETCH_BYTES)
                 except ProtocolError as error:
                     request, refusal = b"", encode_refusal(Fault.MALFORMED, str(error))
-                # Send nothing before the earlier answer is complete. A reader of hetero sends its next request only
-                # after that. If the reader has left, end.
+                # Send nothing before the earlier answer is complete. A reader of hetero waits for that answer before
+                # its next request, but another sender may not. If the reader has left, end.
                 if request is None or (reply is not None and not reply.wait()):
                     return
                 if refusal is not None:
@@ -201,6 +203,7 @@ class Delivery:
                     return
                 if self._fetch_fault is not None and not self._survives(self._fetch_fault, connection, request):
                     return
+                # Forget the earlier reply, because a second call of its `wait` would block.
                 reply = None
                 why_not = self._accept_or_refuse()
                 if why_not:
@@ -208,7 +211,8 @@ class Delivery:
                     # endpoint cost a new connection, with a handshake and a thread.
                     connection.send(encode_refusal(Fault.BUSY, why_not, request=request))
                     continue
-                reply = Reply(connection, self._end_request, None if self._send_fault is None else self._damaged)
+                damage = None if self._send_fault is None else self._damaged
+                reply = Reply(connection, on_end=self._end_request, damage=damage)
                 answer = self._answer(request, reply)
                 if not isinstance(answer, Later) and not reply.send_here(answer):
                     return
@@ -232,6 +236,7 @@ class Delivery:
         with self._lock:
             self.num_batches += is_batch
             self._num_busy -= 1
+            # Only `stop` waits for this.
             if self._is_draining:
                 self._changed.notify_all()
 

@@ -93,6 +93,7 @@ class Endpoint:
         self._options = options
         self._token = token
         self._tls = tls
+        # The main thread computes if it has built the data sets. `run_endpoint` gives the reason.
         self._compute = Compute(options.num_slots, is_served_by_caller=bool(prebuilt))
         self._service = DataServicer(
             self._compute,

@@ -53,8 +53,14 @@ class Failures:
 
     @contextlib.contextmanager
     def as_statuses(self, context: grpc.ServicerContext, strike: Strike | None) -> Iterator[None]:
-        """Convert exceptions of the body of a ``with`` to the status of a call. A fault for tests aborts the call."""
+        """Convert exceptions of the body of a ``with`` to the status of a call.
+
+        Args:
+            context: The call.
+            strike: Faults that a test injects into the call. None without such faults.
+        """
         try:
+            # A fault that delays or kills happens inside of `strike`. Any other fault is returned, and aborts the call.
             if strike is not None and strike() is not None:
                 context.abort(grpc.StatusCode.UNAVAILABLE, "on purpose")
             yield
@@ -77,7 +83,7 @@ class Failures:
             return Fault.UNPREPARED, str(error)
         # These texts are hetero's own. Details of other errors are logged here, and never sent.
         if isinstance(error, ProtocolError | ConfigError):
-            return Fault.MALFORMED, one_line(str(error), 500)
+            return Fault.MALFORMED, one_line(str(error), max_chars=500)
         incident = secrets.token_hex(4)
         logger.error("internal error %s", incident, exc_info=error)
         return Fault.BROKEN, f"internal error {incident}, see the log of {self._name}"

@@ -113,7 +113,7 @@ class Gathering:
             samples: The samples of the batch.
         """
         if self._was_iterated:
-            # fetch() computes a batch twice if its first sample imported torch, which was not seeded until then.
+            # `fetch` computes a batch again if the first time imported torch, because torch was not seeded until then.
             self._parts.begin_again()
             yield from range(len(samples))
             return

@@ -129,7 +129,7 @@ class EndpointLink:
             AuthenticationError: The endpoint refuses the token.
         """
         with self._grpc_errors(method):
-            data = self._channel.unary_unary(f"/{SERVICE}/{method}", None, None)(
+            data = self._channel.unary_unary(f"/{SERVICE}/{method}", None, None)(  # None, because messages are bytes
                 request.SerializeToString(), timeout=timeout_s, metadata=self._metadata
             )
             return parse(reply, data)
@@ -150,11 +150,11 @@ class EndpointLink:
             timer.daemon = True
             try:
                 with self._grpc_errors("Attend"):
-                    call: Any = self._channel.unary_stream(f"/{SERVICE}/Attend", None, None)(
+                    call: Any = self._channel.unary_stream(f"/{SERVICE}/Attend", None, None)(  # None as in `call`
                         pb.AttendRequest(protocol=PROTOCOL).SerializeToString(), metadata=self._metadata
                     )
                     timer.start()  # starts after `call` is assigned, because the timer uses it
-                    data = next(call, b"")
+                    data = next(call, b"")  # without an answer, `data` is empty and is rejected below
             except CallFailedError as error:
                 if time.monotonic() - begin_s >= _ATTEND_TIMEOUT_S:
                     raise CallFailedError(Fault.LATE, f"no answer to Attend within {_ATTEND_TIMEOUT_S:g} s") from error
@@ -204,7 +204,7 @@ class EndpointLink:
         deadline_s = time.monotonic() + timeout_s
         call = Call(self._give_back)
         call.is_sent = was_sent
-        # This comes before anything blocks, because another thread may also cancel the connecting.
+        # This comes before anything blocks, because another thread may also cancel the attempt to connect.
         on_call(call)
         is_in_step = False  # whether the next answer on this connection will belong to the next request
         has_begun = False
@@ -246,8 +246,8 @@ class EndpointLink:
         The arguments are the same as for `fetch`. For ``finish``, see `SentFetch`.
 
         Returns:
-            The fetch. None if the request is long, if no connection is idle, or if none takes the whole request at
-            once. Then the caller should `fetch` the batch.
+            The fetch. None if the request is long, if no connection is idle, or if the idle connection does not take
+            the whole request at once. After None, the caller should `fetch` the batch.
         """
         if len(request) > _MAX_BEGUN_BYTES:
             return None
@@ -307,7 +307,7 @@ class EndpointLink:
         return message
 
     def _reuse(self, call: Call) -> Connection | None:
-        """Give an idle connection to the call and return it, None if all are in use."""
+        """Return an idle connection, which the call then holds. Return None if no connection is idle."""
         while True:
             with self._lock:
                 if not self._idle:
@@ -335,7 +335,7 @@ class EndpointLink:
                 self._connections.add(connection)
             call.hold(connection)
 
-        # The connection is registered before it is open, because `cancel` and `close` must also end the connecting.
+        # Register the connection before it is open, because `cancel` and `close` must also end the attempt to connect.
         connection = self._transport.connect(
             self._address, self._port, host=self._host, deadline_s=deadline_s, on_connection=register
         )
@@ -427,8 +427,8 @@ class SentFetch(Generic[_Found]):
 
         Raises:
             DatasetError, ProtocolError, CallFailedError: As in `EndpointLink.fetch`.
-            ConnectionResetError, BrokenPipeError: The connection ended before the answer. The caller should `fetch`
-                the batch, as `EndpointLink.fetch` does over another connection.
+            ConnectionResetError, BrokenPipeError: The connection ended before the answer, perhaps because it was idle.
+                The caller should `fetch` the batch, which uses another connection.
         """
         is_in_step = True  # whether the next answer on this connection will belong to the next request
         is_over = True
@@ -479,7 +479,7 @@ class SentFetch(Generic[_Found]):
             decoder.take_message(message)
         while not decoder.done:
             if decoder.needs_memory and not connection.has_arrived:
-                return False
+                return False  # a header alone must not make this process allocate memory
             size = connection.receive_now(decoder.room())
             if not size:
                 return False

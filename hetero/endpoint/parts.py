@@ -76,7 +76,7 @@ class Links:
                 raise
 
     def avoid(self, helper: Helper) -> None:
-        """Record that a part of an endpoint was late, so it is not asked for ten seconds. Log this the first time."""
+        """Do not ask an endpoint for ten seconds, because its part was late. Log this the first time."""
         with self._lock:
             self._avoided_until_s[helper] = self._clock() + MAX_BACKOFF_S
             is_new = helper not in self._logged_as_late

@@ -35,7 +35,7 @@ def build(spec: DatasetSpec, *, host: str) -> Prebuilt:
 
     Args:
         spec: The data set.
-        host: Name of this host or endpoint, for the user's errors.
+        host: Name of this host or endpoint, for errors of the user's code.
 
     Raises:
         DatasetError: If the factory raises.

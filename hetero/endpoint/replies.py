@@ -94,7 +94,7 @@ class Reply:
             self._end(is_batch=is_sent and _is_batch(answer))
 
     def send(self, answer: Answer) -> None:
-        """Send an answer after the connection's thread was told to expect it later. Called from any thread.
+        """Send the answer to a request for which `LATER` was returned. Called from any thread.
 
         Does not block, and raises nothing. If the kernel does not take the whole answer at once, a new thread sends the
         rest, and ends the reply.
@@ -124,13 +124,14 @@ class Reply:
                     self._connection.shut_down()
             except Exception as error:  # noqa: BLE001 - also if the host runs out of threads
                 logger.debug("a connection failed: %s", error)
+                # Forget the thread, because it may not have started, and `give_up` cannot join such a thread.
                 self._sender, is_batch = None, False
                 # The connection's thread notices the shutdown, and closes the connection.
                 self._connection.shut_down()
             self._end(is_batch=is_batch)
 
     def wait(self) -> bool:
-        """Block until the request has ended. Return False if the reader has left before."""
+        """Block until the request has ended. Return False if the reader leaves first."""
         while not self._in_progress.acquire(timeout=POLL_S):
             if self.has_left():
                 return False

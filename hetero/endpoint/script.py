@@ -84,7 +84,7 @@ def load_script(script: str, arguments: Sequence[str], *, host: str, is_module: 
 
 def _advice(error: BaseException) -> str:
     """Return advice on a separate line, or an empty text if the error itself says what is wrong."""
-    # These errors themselves say what is wrong, so the advice about ``__main__`` would mislead.
+    # For these errors, the advice about ``__main__`` would mislead.
     if isinstance(error, (SyntaxError, ConfigError)):
         return ""
     return f"\n  {_ADVICE_IMPORTS if isinstance(error, ImportError) else _ADVICE}"
@@ -101,7 +101,7 @@ def join_package(module: ModuleType, name: str) -> None:
 
 
 def _user_lines(error: BaseException, path: str) -> tuple[str, ...]:
-    """Return the end of the traceback, from the script's first frame on."""
+    """Return the last lines of the traceback. The frames before the script's first frame are left out."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename != path:
         frames = frames.tb_next

@@ -173,7 +173,7 @@ class DataServicer:
                 served = self._served[spec] = _Served()
                 announced = (spec, *expected)
                 work = functools.partial(self._build, spec, announced, served)
-                served.build_task = self._compute.submit(_FIRST, work)
+                served.build_task = self._compute.submit(priority=_FIRST, work=work)
             assert served.build_task is not None
             return served.build_task
 
@@ -211,6 +211,7 @@ class DataServicer:
             environment=description.environment,
             globals=prebuilt.globals,
             warnings=description.warnings,
+            # A reader splits a batch into parts only among endpoints that set this flag.
             keeps_samples=self._links is not None and built.is_divisible and _has_owners(spec.name),
         ).SerializeToString()
 
@@ -287,7 +288,7 @@ class DataServicer:
         with gathering:
             # Wait on this thread and not on the compute thread, which has to compute parts for other endpoints. If the
             # compute threads waited, all endpoints would wait for each other until they give up. Then each endpoint
-            # would compute the samples of the others too.
+            # would compute the samples of the others too. While other tasks are queued, the wait costs nothing.
             while not gathering.wait(is_busy=self._compute.num_queued > 0):
                 if reply.has_left():
                     return None
@@ -296,7 +297,7 @@ class DataServicer:
     def _compute_and_wait(
         self, wanted: RequestedBatch, work: Callable[[Task], Any], reply: Reply
     ) -> framing.EncodedBatch | None:
-        """Return a batch once it is computed, None if the reader has left before."""
+        """Wait until a batch is computed, and return it. Return None if the reader leaves first."""
         task = self._submit(wanted, work, is_abandoned=reply.has_left)
         if not _wait(task, reply.has_left):
             task.cancel()

@@ -63,7 +63,7 @@ def command(arguments: Sequence[str], platform: Platform) -> list[str]:
     come from the file. `hetero launch` finds the script and its own options in the file or the environment.
     """
     parameters = _parameters(platform)
-    # A platform without such a file passes no arguments of the script, so `arguments` are all that there is.
+    # Without such a file, the script's arguments are in `arguments`.
     if parameters is not None and parameters.script_arguments is not None:
         has_script = _SCRIPT in parameters.values or bool(platform.environ.get("HETERO_SCRIPT"))
         # SageMaker starts a container with the argument "train", or passes the job's parameters as flags. If the first
@@ -76,7 +76,7 @@ def command(arguments: Sequence[str], platform: Platform) -> list[str]:
 
 
 def _parameters(platform: Platform) -> JobParameters | None:
-    """Return the job's parameters. If they are unreadable, return an empty script name. `launch` then reports why."""
+    """Return the job's parameters. If they are unreadable, return an empty script name, so `launch` reports why."""
     try:
         return platform.parameters()
     except ConfigError:

@@ -146,7 +146,7 @@ class LaunchedHost:
 
     def _set_up(self, stack: contextlib.ExitStack, environ: Mapping[str, str]) -> None:
         """Acquire the resources of this host in order. Register on ``stack`` how each one is released at the end."""
-        # `signal.signal` returns the handler before, which the stack restores at the end.
+        # `signal.signal` returns the previous handler, which the stack restores at the end.
         for number in (*self.plan.platform.stop_signals, signal.SIGINT):
             stack.callback(signal.signal, number, signal.signal(number, self._on_signal))
         allow_descriptors(placement.needed_descriptors(len(self.plan.cluster.hosts)))
@@ -167,8 +167,8 @@ class LaunchedHost:
         # The stack calls the callback that was registered last first. So `sweep_memory` runs after `end_descendants`,
         # which ends the processes that use the memory.
         stack.callback(sweep_memory)
-        # Kill the processes that the script has left behind. The launcher has stopped its own children by then. The
-        # watchdog still runs, because this process may block while it inspects a stuck process.
+        # At the end, kill the processes that the script has left behind. The launcher has stopped its own children by
+        # then. The watchdog still runs, because this process may block while it inspects a stuck process.
         adopt_descendants()
         stack.callback(end_descendants, on_poll=self.watchdog.tick)
         self._sampler = stack.enter_context(
@@ -275,7 +275,7 @@ class LaunchedHost:
             JobEndsError: If the root cause of the job's failure is known, on this or another host.
             RestartError: If the trainer group restarts and this host belongs to it.
         """
-        # Update this host, and read what the other hosts have reported.
+        # Publish what has changed on this host, and read what the other hosts have reported.
         self.hub.wait(_TICK_S)
         reap_adopted()
         self.starter.poll()
@@ -311,7 +311,7 @@ class LaunchedHost:
     def _follow(self) -> None:
         """If the arbiter has restarted the trainer group since the last call, adopt and log the new generation.
 
-        A trainer host then leaves the work with its current ranks. A data host continues to serve.
+        A trainer host then ends its work with its current ranks. A data host continues to serve.
 
         Raises:
             RestartError: If the trainer group restarts and this host has ranks.
@@ -384,8 +384,8 @@ class LaunchedHost:
         """Report a failure of this host and wait for the arbiter's decision.
 
         If the arbiter does not decide within the length of a lease plus five seconds, ``cause`` is the root cause. If
-        this host has joined the running job, its failure does not end the job. It then waits only two heartbeats, until
-        the other hosts know of the failure.
+        this host has joined the running job, its failure does not end the job. This host then waits only two
+        heartbeats, until the other hosts know of the failure.
 
         Raises:
             JobEndsError: With the root cause.
@@ -473,7 +473,7 @@ class LaunchedHost:
         write_report(self.plan, statuses, history, cause=cause, folder=self.output_folder)
 
     def _joined_hosts(self) -> list[JoinedFacts]:
-        """Return the data hosts that have joined the running job, with the hosts that have left again."""
+        """Return the data hosts that have joined the running job, including those that have left again."""
         with self.hub.membership() as membership:
             hosts, now_s = membership.joined_hosts, time.monotonic()
             stays = [(host.joined, host.present_s) for host in hosts.left]

@@ -76,7 +76,7 @@ def register(
         ClusterError: If hosts are missing after the start timeout.
         PortError: If the main host cannot bind the port of its launcher.
     """
-    # Empty on the main host itself. Its own address is then the address that its default route has.
+    # Empty on the main host itself. The main host then uses the address of its default route.
     main = registration.main_address
     address = own_address(options.host or "", main or _ANY_ADDRESS, options.port, environ)
     name = options.host or address
@@ -159,7 +159,7 @@ class _JoiningHost:
                     host=self.described(address_of_this_host),
                     version=__version__,
                     script_digest=script_digest(self._options),
-                    options=shared_options(self._options, None),
+                    options=shared_options(self._options, placement=None),
                 )
                 found = ask_to_join(peer, join_address(address, port), request, token=self.token, tls=self.tls)
                 # The peer has answered, so this is the address that the job knows.

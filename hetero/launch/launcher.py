@@ -173,8 +173,8 @@ def _lead_to_end(options: LaunchOptions, cluster: ClusterSpec, platform: Platfor
     this function logs the cause, writes the failure file, and returns the exit code of the cause.
     """
     failure_file = platform.folders.failure
-    # Another thread writes the log lines. When the reader of the output stopped, it once blocked this launcher's
-    # threads and its ranks (F37).
+    # Another thread writes the log lines, because a stopped reader of the output once blocked this launcher's threads
+    # and its ranks (F37).
     with logs.write_behind(), reserved_space(failure_file):
         try:
             with LaunchedHost(options, cluster, platform=platform, environ=os.environ, starter=starter) as host:

@@ -184,7 +184,7 @@ def _start_endpoints(host: LaunchedHost, deadline_s: float) -> None:
 
 
 def _may_leave(host: LaunchedHost) -> bool:
-    """Return whether this data host may leave: every trainer host is done, or only this host was asked to stop."""
+    """Return whether every trainer host is done, or only this host was asked to stop. Then this data host may leave."""
     with host.hub.membership() as membership:
         is_done = membership.trainers_done
         job_stops = membership.stop_requested
@@ -192,9 +192,10 @@ def _may_leave(host: LaunchedHost) -> bool:
         logger.info("every trainer host is done")
         return True
     # If the whole job stops, this host must serve until the ranks have ended. So only a request for this host alone
-    # counts. A request for the whole job has reached all hosts within `suspect_s`.
+    # counts.
     if host.interrupted_s is None or job_stops:
         return False
+    # If no other host reports the request within `suspect_s`, it is for this host alone.
     if time.monotonic() - host.interrupted_s < host.plan.timings.suspect_s:
         return False
     logger.warning("only this host was asked to stop. It leaves the job, and the other hosts compute its batches")
@@ -218,7 +219,7 @@ def _await_data_hosts(host: LaunchedHost, timeout_s: float, wait: Callable[[], N
 
 
 def _awaited_at_stop(host: LaunchedHost, membership: Membership) -> str:
-    """Return the trainer hosts whose end a data host awaits after a request to stop, as text. Empty before it."""
+    """Return the trainer hosts whose end a data host awaits after a request to stop, as text. Empty without one."""
     if host.interrupted_s is not None or membership.stop_requested:
         return f"the job's end on {_listed(membership.missing(Role.TRAINER, at_least=HostState.DONE))}"
     return ""
@@ -322,7 +323,7 @@ def _run_ranks(host: LaunchedHost, profile: JobProfile | None = None) -> None:
         if status != 0:
             host.fail(ranks.cause(reported))
         # A rank that reports a failure and ends with 0 has finished, but one of its stop callbacks has failed. The job
-        # fails only after the other ranks have saved. If the loop has seen no request to stop, the request is new.
+        # fails only after the other ranks have saved. If the loop saw no request to stop, the request came later.
         if reported:
             _let_others_end(host, min(stop_seen_s, time.monotonic()))
             host.fail(next(iter(reported.values())))

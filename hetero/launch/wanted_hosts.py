@@ -67,7 +67,7 @@ class WantedHosts:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._before: Totals | None = None
-        """Totals at the begin of the present window. None before the first call of `observe`."""
+        """Totals at the beginning of the present window. None before the first call of `observe`."""
         self._began_s = clock()
         """Time when the present window began."""
         self._clock = clock
@@ -121,6 +121,7 @@ def totals_of(
         slots[record.host] += record.num_slots
     data_host_slots = [num_slots for host, num_slots in slots.items() if host not in trainer_names]
     all_counters = [status.counters for status in (*trainers, *others)]
+    busy_ms = sum(counters.get(BUSY_COUNTER, 0) for counters in all_counters)
     return Totals(
         steps={
             report.rank: (longest.num_steps_measured, longest.compute_total_s)
@@ -129,7 +130,7 @@ def totals_of(
             if (longest := longest_summary(report.summaries_json)) is not None
         },
         num_batches=sum(counters.get(BATCHES_COUNTER, 0) for counters in all_counters),
-        busy_s=sum(counters.get(BUSY_COUNTER, 0) for counters in all_counters) / 1000,
+        busy_s=busy_ms / 1000,
         slots_per_data_host=statistics.fmean(data_host_slots) if data_host_slots else 0.0,
         trainer_slots=sum(num_slots for host, num_slots in slots.items() if host in trainer_names),
     )

@@ -82,7 +82,7 @@ class Watchdog:
     def check(self) -> None:
         """Log the stack of a stuck main loop, or end this process after the time given to `expect_end`."""
         now_s = self._clock()
-        # This thread wakes every second. If the gap is longer, the whole process was suspended, so do not count that
+        # This method is called every second. If the gap is longer, the whole process was suspended. Do not count that
         # time.
         if now_s - self._checked_s > _SUSPENDED_S:
             self._ticked_s = now_s
@@ -98,7 +98,7 @@ class Watchdog:
             self._is_dumped = True
             self._dump(f"the main loop of this launcher has stood still for {still_s:.0f} s")
         if still_s > 3 * self._lease_s:
-            self.expect_end(0.0, self._status_if_stuck())
+            self.expect_end(within_s=0.0, status=self._status_if_stuck())
 
     def _run(self) -> None:
         """Check the main loop about once per second.

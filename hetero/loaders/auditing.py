@@ -85,7 +85,8 @@ def _identify(pipeline: LoaderPipeline) -> Writer:
     # Each rank of the job writes one ledger, so use its rank in the job. The loader's shard may differ from it, for
     # example if each rank reads another data set.
     shard = shard_of_environment()
-    # No variable of the environment names several ranks. A process group may know more, as after `mp.spawn`.
+    # The environment may name only one rank although there are more, for example after `mp.spawn`. Then the process
+    # group knows them.
     if shard.world_size == 1:
         shard = pipeline.shard()
     return Writer(job="" if session is None else session.job_id, rank=shard.rank, world_size=shard.world_size)
@@ -107,7 +108,7 @@ def _facts(pipeline: LoaderPipeline) -> LoaderFacts:
 
 
 def _fingerprint(pipeline: LoaderPipeline) -> str | None:
-    """Return the fingerprint of the loader's data set. None if it is not known, because a ledger is useful without."""
+    """Return the fingerprint of the loader's data set. If it is not known, return None, as a ledger needs none."""
     try:
         return pipeline.fingerprint()
     except HeteroError as error:

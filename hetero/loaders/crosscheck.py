@@ -208,6 +208,7 @@ class _OwnDataset:
         # Compute the batch, unless there is a reason not to. An empty ``reason`` means that the batch was computed.
         begin_s = time.monotonic()
         try:
+            # Leave the script's random numbers as they are, and compute with one thread, as endpoints do.
             with preserved_generators(), single_threaded():
                 reason = self._build(dataset, spec)
                 computed = None if reason else self._fetch(request, begin_s + MAX_COMPARE_S)
@@ -270,8 +271,8 @@ class _OwnDataset:
         expected = dataset.reference
         if expected is not None and built.num_samples != expected.num_samples:
             return f"it has {built.num_samples} samples here and {expected.num_samples} there"
-        # Set worker info as on endpoints, but do not call worker_init_fn, because that function may change this
-        # process.
+        # With a number above 0, samples get torch's worker info, as on endpoints. Do not call worker_init_fn, because
+        # that function may change this process.
         built.num_workers = 1
         self._built = built
         return ""

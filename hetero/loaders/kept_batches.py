@@ -77,6 +77,7 @@ class KeptBatches:
 
         def copy() -> None:
             for made in copies:
+                # Only the thread itself can read its CPU time.
                 self.cpu_s = time.thread_time()
                 ready.put(made)
 

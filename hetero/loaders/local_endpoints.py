@@ -105,7 +105,7 @@ class LocalEndpoints:
         Raises:
             HeteroError: If endpoints ended too often to be started again.
         """
-        # The pool has given up some endpoints. While another one still serves, it makes their batches too.
+        # With a failure, the pool has given up some endpoints. While another one still serves, it makes their batches.
         failure = self._pool.failure
         if failure is not None and not self._pool.records:
             raise failure
@@ -118,13 +118,13 @@ class LocalEndpoints:
         atexit.unregister(self.close)
         if self._fleet is not None:
             self._fleet.close()
-        self._pool.stop(0.0)
+        self._pool.stop(grace_s=0.0)
         os.close(self._descriptor)
 
 
 def local_endpoints(num_endpoints: int) -> LocalEndpoints:
     """Return this process's endpoints, started on first use. Data sets with the same number of endpoints share them."""
-    # A forked process needs other endpoints, because it is not the parent of these processes.
+    # A forked process needs its own endpoints, because it is not the parent of the processes that are `_started`.
     key = (os.getpid(), num_endpoints)
     with _lock:
         if key not in _started:

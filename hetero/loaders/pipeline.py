@@ -93,6 +93,7 @@ class LoaderPipeline(LoaderTiming):
     """Function that draws the permutation of an epoch. None for hetero's own function."""
 
     def __init__(self, subject: Any, options: LoaderOptions) -> None:
+        # Only batches of a spec are requested from endpoints. Those of a data set object may have any size.
         if isinstance(subject, DatasetSpec):
             _check_batch_size(options.batch_size or 1)
         # A short name for people. `dataset_name` is the one that identifies a class.
@@ -213,9 +214,8 @@ class LoaderPipeline(LoaderTiming):
     def shortened(self, planned: Iterator[PlannedBatch]) -> Iterator[PlannedBatch]:
         """Return at most `max_pass_batches` batches of a pass: the first batches, and the last one.
 
-        Only ``hetero check`` limits a pass. The last batch shows it two faults that the first batches do not show: a
-        failure for a batch that is smaller than all others, and a data set that fails if batches before it are left
-        out.
+        Only ``hetero check`` limits a pass. The last batch shows two faults that the first batches do not show. A data
+        set may fail for a batch that is smaller than all others. It may also fail if earlier batches are left out.
         """
         # The returned iterator must not refer to this loader. Otherwise a loader that the script drops stays in memory.
         return _first_and_last(planned, self.max_pass_batches)
@@ -319,7 +319,7 @@ class LoaderPipeline(LoaderTiming):
 def _first_and_last(planned: Iterator[PlannedBatch], limit: int) -> Iterator[PlannedBatch]:
     """Yield all batches of a pass. If there are more than ``limit``, yield ``limit - 1`` batches and the last one."""
     yield from itertools.islice(planned, limit - 1)
-    # A deque of length 1 keeps only the last of the remaining batches.
+    # A deque of length 1 keeps only the last of the remaining batches. A sampler may be endless, so there is a limit.
     yield from deque(itertools.islice(planned, _MAX_PLANNED), maxlen=1)
 
 

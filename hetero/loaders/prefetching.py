@@ -104,6 +104,7 @@ class EpochRequests(Iterator[BatchRequest]):
         adds_next_epochs: bool,
         selection: tuple[int, ...] = (),
     ) -> None:
+        # A weak reference, because a loader that the script drops must be freed at once.
         self._pipeline = weakref.ref(pipeline)
         self._extent = pipeline.extent
         self._adds_next_epochs = adds_next_epochs
@@ -121,9 +122,9 @@ class EpochRequests(Iterator[BatchRequest]):
         self._begin(pipeline, start, planned)
 
     def __next__(self) -> BatchRequest:
-        """Return the next request: of the present epoch, or of the next epochs if `adds_next_epochs` was passed.
+        """Return the next request of the present epoch. With ``adds_next_epochs``, the requests of later epochs follow.
 
-        In the second case batches are planned one ahead, to know whether the epoch has another batch.
+        Batches are then planned one ahead, to know whether the epoch has another batch.
         """
         pipeline = self._pipeline()
         # The script has dropped the loader, or the data set has become empty.
@@ -139,6 +140,7 @@ class EpochRequests(Iterator[BatchRequest]):
             planned = self._next
         assert planned is not None
         epoch = self.epochs[-1]
+        # The first of `epochs` is being delivered. The script has not asked for a later one yet.
         request = pipeline.request(planned, epoch.start.number, is_prefetch=len(self.epochs) > 1)
         epoch.num_requested += 1
         self.in_flight.append(request)
@@ -209,6 +211,7 @@ class Prefetched:
         """
         is_pass_over = requests.is_pass_over()
         requests.epochs.popleft()
+        # In a forked process, `_kept` and `_lock` are still those of the parent.
         self._check_process()
         if is_pass_over and requests.epochs and batches.is_open and batches.may_be_kept:
             with self._lock:
@@ -240,6 +243,7 @@ class Prefetched:
             kept[0].close()
 
     def _pop(self) -> tuple[Batches, EpochRequests] | None:
+        """Return the kept batches, and keep none. In a forked process, batches of the parent do not count."""
         self._check_process()
         with self._lock:
             kept, self._kept = self._kept, None

@@ -169,8 +169,8 @@ class Start:
     def is_finished(self) -> bool:
         """Whether a loaded state is at the end of a pass over a user's sampler, whatever the sampler's length is now.
 
-        False in three other cases. If no batch was delivered, the state is at the beginning of its epoch. If the
-        sampler has a state, this state must be loaded first. And the first versions of hetero saved neither
+        Three kinds of states do not count. If no batch was delivered, the state is at the beginning of its epoch. If
+        the sampler has a state, this state must be loaded first. The first versions of hetero saved neither
         ``world_size`` nor whether the pass had ended.
         """
         return self.completed and self.batches > 0 and self.sampler is None and self.world_size is not None
@@ -251,6 +251,7 @@ class Progress:
         # whether to warn (`LoaderPipeline.warn_of_rest`), because it knows whether a rest of the state's epoch is left.
         if self.resumed is not None and epoch not in (self.resumed.epoch, self.resumed.epoch + 1):
             logger.warning("set_epoch(%d) discards the loaded state, which is at epoch %d", epoch, self.resumed.epoch)
+        # A tool's offset does not apply to the script's own numbers, see `set_epoch_by_tool`.
         self._tool_offset = 0
         self.named_epoch = epoch
 
@@ -307,8 +308,8 @@ class Progress:
             # The script now chooses epochs, although it did not when the state was taken.
             if self.named_epoch is not None and earlier_passes is None:
                 earlier_passes = self._earlier_passes_if_chosen
-            # If the script names the state's epoch, it gets this epoch, even if nothing is left of it. A state from the
-            # loop's last step (not ``completed``) is followed by an empty pass, and not by the next epoch.
+            # If the script names the state's epoch, the pass stays in this epoch, even if nothing is left of it. The
+            # same applies to a state from the loop's last step, which is not ``completed``.
             may_become_next_epoch = self.named_epoch is None and self.resumed.completed
             return replace(self.resumed, may_become_next_epoch=may_become_next_epoch, earlier_passes=earlier_passes)
         if self.named_epoch is not None:
@@ -323,6 +324,7 @@ class Progress:
     def begin_at(self, start: Start) -> int:
         """Begin a pass at the given start. Return its number."""
         self._warn_of_probe(start)
+        # When the next pass begins, `_warn_of_probe` compares it with this start.
         self._latest_resumed = start if self.resumed is not None and start.batches else None
         self.named_epoch = self.resumed = None
         self._num_passes += 1
@@ -367,7 +369,9 @@ class Progress:
         return pass_number == self._num_passes
 
     def position(self, num_trained: int | None = None) -> Start:
-        """Return where a state taken now must resume: in the latest pass, or at a start that a later call chose.
+        """Return where a state taken now must resume.
+
+        This is in the latest pass, unless `set_epoch` or `resume` has chosen another start since that pass began.
 
         Args:
             num_trained: Batches of the latest pass that the script has trained on. None: all delivered batches.

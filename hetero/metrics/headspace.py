@@ -18,8 +18,8 @@ def needed_for_headspace(wanted_per_s: float, made_per_s: float) -> float:
 
     Args:
         wanted_per_s: Samples or batches per second that the accelerators use if batches are always ready.
-        made_per_s: Samples or batches per second that one vCPU, host or slot makes, above 0. Only the ratio of the two
-            rates counts, so both may have any other unit.
+        made_per_s: Samples or batches per second that one vCPU, host or slot makes, above 0. Both rates may have
+            another unit if it is the same for both, because only their ratio counts.
     """
     return wanted_per_s / made_per_s
 

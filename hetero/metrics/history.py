@@ -64,7 +64,7 @@ def check_columns(what: str, length: int, columns: Iterable[Sequence[object]]) -
         columns: The other columns.
 
     Raises:
-        ConfigError: If they are not.
+        ConfigError: If a column has another length.
     """
     other_lengths = sorted({len(column) for column in columns} - {length})
     if other_lengths:

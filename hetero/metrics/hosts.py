@@ -192,7 +192,7 @@ class HostSampler:
             if self._began_s is None:
                 self._began_s = now_s
             # `stop` takes the last reading, which may follow at once on the one before it. `_Totals.add` leaves the CPU
-            # use of such a short interval out of the peak. A quarter tells it from the regular intervals.
+            # use of such a short interval out of the peak. Regular intervals are longer than this quarter.
             self._totals.add(reading, now_s, min_interval_s=self._interval_s / 4)
 
     def usage(self) -> HostUsage:
@@ -381,7 +381,7 @@ def _read_tree(root: psutil.Process, waits: TaskWaits) -> HostReading:
         except psutil.Error:
             # The process ended between listing and reading.
             continue
-        # This call takes 0.04 ms for a process of a few threads.
+        # Each reading can afford this call. It takes 0.04 ms for a process of a few threads.
         waits.add(process.pid)
         # children_* is the time of descendants that were reaped. Living descendants are in the list themselves.
         cpu_s += cpu.user + cpu.system + cpu.children_user + cpu.children_system
@@ -408,13 +408,13 @@ class Gpus:
             self._handles = []
 
     def read(self) -> GpuReading | None:
-        """Return a reading, or None without GPUs. After a GPU could not be read, all later readings are missing."""
+        """Return a reading, or None without GPUs. Once a GPU cannot be read, return None from then on."""
         if not self._handles:
             return None
         try:
             percents = tuple(float(self._nvml.nvmlDeviceGetUtilizationRates(h).gpu) for h in self._handles)
             memory_bytes = sum(int(self._nvml.nvmlDeviceGetMemoryInfo(h).used) for h in self._handles)
-        except Exception as error:  # noqa: BLE001 - as above, and MIG slices have no utilisation
+        except Exception as error:  # noqa: BLE001 - as in `__init__`, and MIG slices have no utilisation
             logger.debug("no GPU figures: %s", error)
             self._handles = []
             return None
@@ -423,6 +423,7 @@ class Gpus:
     def close(self) -> None:
         """Release NVML. Idempotent."""
         if self._nvml is not None:
-            with contextlib.suppress(Exception):  # as above
+            # pynvml has its own exceptions, which differ between versions.
+            with contextlib.suppress(Exception):
                 self._nvml.nvmlShutdown()
             self._nvml, self._handles = None, []

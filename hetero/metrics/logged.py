@@ -151,7 +151,7 @@ class MetricPattern:
             raise ConfigError(f"metric {self.name}: regex has {num_groups} groups; expected {expected}")
 
     def read(self, line: str) -> float | None:
-        """Return the value in a line, or None if the line lacks one. Only the begin of a long line is searched."""
+        """Return the value in a line, or None if the line lacks one. Only the start of a long line is searched."""
         found = re.search(self.regex, line[:MAX_TEXT_CHARS])
         # The group is None if it is in an alternative that did not match.
         return None if found is None or found[1] is None else _number(found[1])
@@ -232,6 +232,7 @@ class MetricLog:
             if name not in self._names and len(self._names) >= MAX_NAMES:
                 return False
             self._names.add(name)
+            # A report accepts no negative time.
             at_s, unix_s = self.elapsed_s(), max(0.0, self._wall_clock())
             logged = LoggedMetric(name=name, value=value, step=step, at_s=at_s, unix_s=unix_s, rank=self._rank)
             self._values.append(logged)
@@ -243,7 +244,7 @@ class MetricLog:
     def since(self, version: int) -> tuple[int, tuple[LoggedMetric, ...] | None]:
         """Return the current version and all values, or None instead of the values if the version is the given one."""
         with self._lock:
-            # A rank sends all its values at once, so it sends nothing until there is a new one.
+            # A rank always sends all its values. Without a new one, it would only repeat what it has sent.
             return self._version, None if version == self._version else tuple(self._values)
 
 

@@ -250,7 +250,7 @@ class StepTimer:
         """Seconds that each step's compute lasts on the emulated accelerator. None without emulation."""
         self.skips: SkipLog | None = None
         """Skipped samples of the loader, for the summary."""
-        self.traffic = Traffic(None)
+        self.traffic = Traffic(compression=None)
         """Network traffic of the loader's batches, for the summary."""
         self.extent = Extent()
         """Passes of the loader, for the summary."""

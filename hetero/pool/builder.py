@@ -76,7 +76,7 @@ class Builder:
             self.refused, self.why = self.specs, f"the process that builds it {describe_exit_status(self.end())}"
 
     def hand_over(self, starts: Sequence[Start]) -> None:
-        """Make the process the fork server, which starts these endpoints first."""
+        """Let the process take over as the fork server. It starts these endpoints first."""
         # If the process has ended, sending fails, and the fork server notices the end next.
         with contextlib.suppress(OSError):
             for index, incarnation, output in starts:
@@ -143,6 +143,7 @@ def _build_for_forks(spec: DatasetSpec, prebuilt: dict[DatasetSpec, Prebuilt], h
 
     If the factory raises, return this as the reason, and put nothing into ``prebuilt``.
     """
+    # As in an endpoint before it builds a data set.
     limit_threads()
     # Take the state before the factory runs, because only files, memory and threads of the factory count.
     files_before, maps_before, num_threads_before = open_files(), _shared_maps(), _num_threads()
@@ -162,9 +163,9 @@ def _build_for_forks(spec: DatasetSpec, prebuilt: dict[DatasetSpec, Prebuilt], h
 
 
 def _shared_maps() -> Counter[str]:
-    """Return names of memory that this process can write to and that forked processes would share, with their number.
+    """Return the names of the memory that forked processes would share and that this process can write to.
 
-    Several pieces of memory may have one name, so they are counted.
+    Several pieces of memory may have the same name. So the result counts the pieces of each name.
     """
     return Counter(f"shared memory ({name})" for name, is_shared in mapped_files() if is_shared)
 

@@ -174,6 +174,7 @@ class _ForkServer:
         server_pid = os.getpid()
         # If a builder may replace this endpoint, keep the output open, because the new process prints to the same pipe.
         kept_output = None if self._announcements is None else os.dup(output)
+        # A SIGTERM of the platform waits until the child can survive it.
         with sigterm_blocked_in_children():
             pid = os.fork()
         endpoint = EndpointProcess(options.index, options.incarnation, pid, output=kept_output)
@@ -215,6 +216,7 @@ class _ForkServer:
 
     def _start_fresh(self, options: EndpointOptions, output: int) -> EndpointProcess:
         """Start an endpoint as a new process, because this process must not be forked."""
+        # A SIGTERM of the platform waits until the child can survive it.
         with sigterm_blocked_in_children():
             process = subprocess.Popen(
                 [sys.executable, "-m", "hetero.endpoint.endpoint", str(self.pool.fileno())],
@@ -250,13 +252,14 @@ class _ForkServer:
     # Data sets that are built once
 
     def _follow_builds(self) -> None:
-        """Start a builder at the first announcement, and act on its outcome."""
+        """Start a builder at the first announcement, and act on what the builder reports."""
         if self._announcements is None:
             return
         packet = receive_packet(self._announcements[0])
         # Start only one builder. Endpoints that announce data sets while it builds wait for it too.
         if packet is not None and self._builder is None:
-            self._build([DatasetSpec(name, arguments) for name, arguments in packet[0]["datasets"]])
+            announcement, _ = packet
+            self._build([DatasetSpec(name, arguments) for name, arguments in announcement["datasets"]])
         builder = self._builder
         if builder is None or builder.has_built:
             return
@@ -281,6 +284,7 @@ class _ForkServer:
         """Fork the builder. In the child, build the data sets and take over from this process."""
         server_pid = os.getpid()
         ours, theirs = make_channel()
+        # A SIGTERM of the platform waits until the child can survive it.
         with sigterm_blocked_in_children():
             pid = os.fork()
         if pid:  # this is the parent
@@ -300,8 +304,8 @@ class _ForkServer:
 
     def _leave_to_endpoints(self) -> None:
         """Let each endpoint build its own data sets, from now on."""
+        # An endpoint waits until this process has closed its end of the socket. Then it builds its own.
         for end in self._announcements or ():
-            # When this end is closed, the endpoints that wait at the other end go on.
             end.close()
         self._announcements = None
         # No builder will replace the endpoints now, so their outputs need not stay open here.
@@ -333,8 +337,8 @@ class _ForkServer:
             else:
                 starts.append((child.index, child.incarnation, child.output))
         builder.hand_over(starts)
-        # Close the outputs, because the builder has copies of them, and the socket of announcements, which is not
-        # needed now.
+        # This closes the outputs, because the builder has copies of them. It also closes the socket of announcements,
+        # because nobody needs it now.
         self._leave_to_endpoints()
         self._children.clear()
         while (ended := exit_status(builder.pid)) is None:
@@ -380,7 +384,7 @@ def _run_builder(
     Returns:
         The exit status.
     """
-    # As in `main`, because a forked process does not inherit it.
+    # A forked process does not inherit the protection from the first SIGTERM that `main` sets up.
     survive_first_sigterm()
     prebuilt = build_all(specs, server, host=base.host)
     # `build_all` has reported that a data set was refused. Another builder builds the others.

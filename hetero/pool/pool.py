@@ -70,8 +70,8 @@ class EndpointPool(PoolFigures):
         self._changed = threading.Condition()
         self.failure: HeteroError | None = None
         self.num_restarts = 0
-        # The second argument is the time without a restart after which the budget gets one back.
-        self._restart_budget = RestartBudget(options.endpoint_restarts, _RETURN_STABLE_TIMES * options.stable_s)
+        return_s = _RETURN_STABLE_TIMES * options.stable_s
+        self._restart_budget = RestartBudget(limit=options.endpoint_restarts, return_s=return_s)
         self.num_stuck = 0
         # The first part of each incarnation. It shows readers that a host was replaced, even if they missed the change.
         self._launch = secrets.token_hex(8)
@@ -80,7 +80,7 @@ class EndpointPool(PoolFigures):
         self._stop_grace_s: float | None = None
         self._wake_read, self._wake_write = -1, -1
         self._thread: threading.Thread | None = None
-        # Only the pool's thread uses the fields below. The starter of endpoints is the fork server.
+        # Only the pool's thread uses the fields below. The starter starts the endpoints.
         self._starter: ProcessStarter | None = None
         self._starter_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._num_starter_crashes = 0
@@ -260,7 +260,7 @@ class EndpointPool(PoolFigures):
             if slot.is_started and slot.leaving_s is None:
                 slot.leave(now_s)
                 self._publish()
-        # An endpoint that is wanted again after it has left ends too, and starts anew.
+        # An endpoint that left must end even if it is wanted again. Then it starts anew.
         for slot in self._slots:
             if self._starter is not None and slot.may_end(now_s):
                 slot.was_asked_to_end = True
@@ -363,8 +363,8 @@ class EndpointPool(PoolFigures):
         slot.start_at_s = self._time_to_restart(
             slot.name, status, explanation, slot.last_lines, num_crashes=slot.num_crashes + 1, is_last=is_last
         )
-        # Without a time, the endpoint waits for the budget, longer than any back-off. So do not count the crash, which
-        # would lengthen the next back-off too.
+        # Without a time to start, the endpoint waits until the budget gets a restart back. This wait is longer than any
+        # back-off. So do not count the crash, because it would also lengthen the next back-off.
         slot.awaits_restart = slot.start_at_s is None and self.failure is None
         slot.num_crashes += slot.start_at_s is not None
 

@@ -97,12 +97,12 @@ class Slot:
 
     def report(self, statistics: dict[str, float], now_s: float) -> None:
         """Record the process's statistics, which are also a sign of life."""
-        num_requests = statistics.pop("num_requests", 0)
+        num_in_progress = statistics.pop("num_requests", 0)
         memory = int(statistics.pop("private_bytes", 0)), int(statistics.pop("shared_bytes", 0))
         # Zeros mean that the process does not know its memory.
         self.memory = memory if any(memory) else self.memory
-        self._idle_s = None if num_requests else now_s
-        self.is_used = self.is_used or bool(num_requests or statistics.get("num_batches"))
+        self._idle_s = None if num_in_progress else now_s
+        self.is_used = self.is_used or bool(num_in_progress or statistics.get("num_batches"))
         self.statistics = statistics
         self.liveness.beat(now_s)
 
@@ -117,7 +117,7 @@ class Slot:
         return self.leaving_s is not None and self._idle_s is not None and self._idle_s > self.leaving_s
 
     def may_end(self, now_s: float) -> bool:
-        """Return whether to ask the process to end. True once, when it is idle and readers have stopped using it."""
+        """Return whether to ask a process that has left to end. Ask it once, when it is idle or had `MAX_LEAVE_S`."""
         if self.leaving_s is None or self.was_asked_to_end:
             return False
         # Until all ranks know that the endpoint leaves, they may still send requests.

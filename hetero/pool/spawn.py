@@ -48,7 +48,7 @@ class PoolOptions:
     """Path of the file with the token, ``/proc/PID/fd/N`` for a memfd, None for no authentication."""
     num_at_start: int | None = None
     """Endpoints to start at first, in [0, ``endpoint.num_endpoints``]. None means all. `EndpointPool.resize` changes
-    the number."""
+    the number. If a number is given, the endpoints are optional, because the job was planned without them."""
     in_own_session: bool = True
     """Whether the endpoints run in a separate session, where signals to the caller's process group do not reach them.
 
@@ -115,12 +115,12 @@ class ForkServer:
     """
 
     def __init__(self, options: PoolOptions, output: int) -> None:
-        # The first packet on the socket, sent below, is the configuration.
         self._socket, self._process = start_module(
             "hetero.pool.fork_server", output, child_environment(options), in_own_session=options.in_own_session
         )
         self.loaded_s: float | None = None
         """Monotonic time when the fork server had imported the script and accepted commands, None before."""
+        # The first packet on the socket is the configuration.
         self._send(options.endpoint.to_json())
 
     def fileno(self) -> int:

@@ -97,7 +97,7 @@ class ServicePool(EndpointPool):
         """Return what this host serves once it is ready, for example ``2 workers of tf.data.service``."""
         words = ["a dispatcher"] if self._service.has_dispatcher else []
         # Only the dispatcher's host knows the planned workers, because the dispatcher waits for their addresses. So if
-        # an address is missing, the first word is the dispatcher.
+        # an address is missing, this host has the dispatcher, and `words` begins with it.
         if hosts := self._hosts_without_address():
             words[0] += f" (once the address of {', '.join(hosts)} is known)"
         num_workers = self._service.endpoint.num_endpoints - self._service.has_dispatcher
@@ -241,6 +241,7 @@ class _Servers:
         """Ask one server to end."""
         for server in self._running.values():
             if server.incarnation == incarnation:
+                # A server ends when the pool closes its side for sending. The pool still reads its last events.
                 with contextlib.suppress(OSError):
                     server.socket.shutdown(socket.SHUT_WR)
 
@@ -302,6 +303,7 @@ class _Servers:
             # A server that is not ready has no work to finish, and may need seconds to import TensorFlow.
             if not server.is_ready:
                 server.process.kill()
+            # As in `end_endpoint`.
             with contextlib.suppress(OSError):
                 server.socket.shutdown(socket.SHUT_WR)
 
@@ -347,5 +349,6 @@ def _environment(options: ServiceOptions) -> dict[str, str]:
     """Return the processes' environment. It hides accelerators, because they belong to the ranks."""
     environment = child_environment(options)
     environment["CUDA_VISIBLE_DEVICES"] = "-1"
+    # With 1, TensorFlow does not log its lines of level INFO.
     environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "0" if options.endpoint.log_level == "DEBUG" else "1")
     return environment

@@ -40,11 +40,13 @@ def main() -> None:
     die_with_parent(configuration["parent_pid"])
     # Ignore Ctrl-C. It also reaches the launcher, which stops everything in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The pool sends SIGUSR1 to a stuck server before it kills the server. The stacks then show where it was stuck.
     faulthandler.register(signal.SIGUSR1)
     names = {name: configuration[name] for name in ("index", "incarnation")}
     try:
         server = _start(configuration)
     except ConfigError as error:
+        # The pool expects `child` in this event. It is None, because no child process has failed.
         _send(pool, event="failed", child=None, kind=type(error).__name__, message=str(error))
         os._exit(error.exit_code)
     _send(pool, event="ready", pid=os.getpid(), port=_port(server), **names)

@@ -185,7 +185,8 @@ def _parse_row(row: dict[str, Any], sources: Mapping[str, FactSource], defaults:
     """Return the facts of one row of a file.
 
     Args:
-        row: The facts by name, and ``sources``: keys of sources that differ from the defaults, by group of facts.
+        row: The facts by name. Its entry ``sources`` has the key of the source of each group of facts whose source is
+            not the default.
         sources: The sources of the file by key.
         defaults: Key of the default source of each group.
     """

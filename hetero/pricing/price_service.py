@@ -105,7 +105,7 @@ def _products(client: Any, region: str) -> Iterator[dict[str, Any]]:
 def trained_type(product: Any) -> tuple[str, str] | None:
     """Return the instance type and region of a product that is an hour of training. None for other products.
 
-    The product comes from AWS, so no part of it is sure to have the expected type.
+    Any part of the product may have an unexpected type, because the product comes from AWS.
     """
     attributes = product.get("attributes") if isinstance(product, Mapping) else None
     if not isinstance(attributes, Mapping):

@@ -92,7 +92,7 @@ def _accelerator_memory(info: InstanceTypeInfo) -> str:
 
 
 def _network(info: InstanceTypeInfo) -> str:
-    """Return the bandwidth. Mention bursts and cards only if they differ from the sustained bandwidth."""
+    """Return the bandwidth. Mention bursts only if they differ from it, and cards only if there are several."""
     if info.network_limit_gbps is not None:
         return f"at most {_number(info.network_limit_gbps)} Gbit/s"
     if info.network_baseline_gbps is None:

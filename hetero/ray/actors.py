@@ -353,7 +353,8 @@ def script_folder(order: ServiceOrder) -> str:
         if has_script:
             return str(folder)
     if order.is_module:
-        # The module must be installed then, and Python finds an installed module from any folder.
+        # The module must be installed then. If it is not, `find_script` raises. Python finds an installed module from
+        # any folder.
         find_script(order.script, is_module=True)
         return str(own)
     raise ConfigError(
@@ -368,7 +369,10 @@ def _has_module(folder: Path, name: str) -> bool:
 
 
 def _explained(name: str, child: Child) -> str:
-    """Return how a process has ended, with its last lines. Ray shows only the end of a long text in its own errors."""
+    """Return how a process has ended, with the last lines that may explain it.
+
+    Ray shows only the end of a long text in its own errors.
+    """
     assert child.exit_code is not None
     lines = "".join(f"\n    {line}" for line in child.last_lines if _INFO not in line)
     return f"{name} {describe_exit_status(child.exit_code)}{lines}"

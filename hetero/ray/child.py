@@ -176,7 +176,7 @@ def _own_environ() -> dict[str, str]:
     left_out = {*_NOT_FOR_CHILDREN}
     # `os.environ` also has the variables that Ray has set later. /proc/self/environ has only the variables of the
     # start, each with a zero byte at its end.
-    # A process that may not be dumped cannot read the file. Its children then keep the limit.
+    # A process whose memory may not be dumped (PR_SET_DUMPABLE) cannot read the file. Its children then keep the limit.
     with contextlib.suppress(OSError):
         is_limit_of_user = any(line.startswith(f"{_THREADS}=".encode()) for line in _AT_START.read_bytes().split(b"\0"))
         if not is_limit_of_user:

@@ -82,12 +82,12 @@ def connected(ray: Any) -> Iterator[HeadWatch]:
         if not ray.is_initialized():
             _connect(ray)
             stack.callback(ray.shutdown)
-        # Ray Client has no such address.
+        # With Ray Client, the context does not know the address of the head.
         head_address = str(getattr(ray.get_runtime_context(), "gcs_address", ""))
         with HeadWatch(head_address, log_line=say) as head:
             try:
                 yield head
-            # The caller handles errors of calls for single hosts.
+            # Only failures of the whole cluster come here, because the caller handles errors of calls to single hosts.
             except ray.exceptions.RayError as error:
                 raise ClusterError(f"the Ray cluster has failed: {summary(error)}") from error
 
@@ -152,6 +152,7 @@ def wait_placed(
         CapacityError: If Ray has not placed the group in time.
     """
     begin_s = shown_s = time.monotonic()
+    # Wait for one second at a time, because `must_stop` has to be called meanwhile.
     while not placement.wait(1):
         now_s = time.monotonic()
         if must_stop():

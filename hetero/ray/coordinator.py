@@ -98,7 +98,7 @@ class _Coordinator:
         self._hosts: list[str] = []
         """The data hosts that served at the last call of `_follow`."""
         # This process need not start ranks, so it is in the state TRAINING from the start.
-        own_status = dataclasses.replace(first_status(address, options, None), state=HostState.TRAINING)
+        own_status = dataclasses.replace(first_status(address, options, placement=None), state=HostState.TRAINING)
         group = InstanceGroup(name=_GROUP, instance_type="", hosts=(address,), role=Role.TRAINER)
         # For the data hosts, this process is the only trainer host. The workers of Ray Train are its ranks.
         self.hub = Hub(
@@ -180,9 +180,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         namespace = config.parse(parser, words[:end])
         namespace.script_args = words[end + 1 :]
-        options = config.resolve_options(namespace, os.environ, None)
+        options = config.resolve_options(namespace, os.environ, parameters=None)
         logs.setup_logging(group=_GROUP, host=address, role="coordinator", level=options.log_level)
-        # The hub has connections to all workers and data hosts.
+        # Raise the limit of open files, because the hub has connections to all workers and data hosts.
         allow_descriptors()
         _Coordinator(options, address=address, job_id=job_id).run()
     except HeteroError as error:

@@ -158,7 +158,7 @@ class Job:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let the launchers that still run end for a while, end their actors, and give the resources back to Ray."""
+        """Give running launchers some time to end. Then end their actors, and give the resources back to Ray."""
         # The stack calls each of these functions even if another one fails.
         with contextlib.ExitStack() as stack:
             for number, handler in self._handlers.items():
@@ -256,7 +256,7 @@ class Job:
         options: dict[str, Any] = {
             "num_cpus": resources["CPU"],
             "num_gpus": resources.get("GPU", 0),
-            # An actor runs methods at the same time: `run` lasts as long as the launcher, and `demand` waits too.
+            # Several methods run at the same time, because `run` lasts as long as the launcher, and `demand` waits too.
             "max_concurrency": 8,
             "runtime_env": {"env_vars": ACTOR_VARIABLES},
         }
@@ -286,8 +286,8 @@ class Job:
         """
         options = self._options
         gpus = resources_of(host.group.stated).gpus
-        # Launchers do not get ``--sigterm-ok``, which is for the exit code of this command. A data host that leaves
-        # must end with 143.
+        # Launchers do not get ``--sigterm-ok``, which is for the exit code of this command. With it, a data host that
+        # leaves would end with 0, and `_is_ending` would take this for the end of the job.
         stated = dataclasses.replace(options, port=self._port, sigterm_ok=False, ray_groups=(), platform=None)
         if gpus and options.nproc_per_node is None:
             stated = dataclasses.replace(stated, nproc_per_node=gpus)
@@ -304,7 +304,7 @@ class Job:
 
     def _follow(self) -> int:
         """Wait for the launchers of the trainers, and let the number of data hosts follow the demand."""
-        self._ask_for_demand(0)
+        self._ask_for_demand(after=0)
         give_up_at_s: float | None = None
         while any(host.exit_code is None for host in self._trainers):
             # This call waits for any answer: the end of a host, the next estimate, or the place of an added host.
@@ -363,8 +363,8 @@ class Job:
         """
         # Free the bundle at once, because a host that replaces this one uses it again.
         host.bundle = None
+        # The launcher has ended or was lost, so `close` need not wait for it.
         self._pending[host.actor.close.remote(0.0)] = functools.partial(self._forget, host)
-        # The job needs no replacement.
         if self._is_ending or host.is_leaving:
             return
         lived_s = 0.0 if host.placed_s is None else time.monotonic() - host.placed_s
@@ -417,7 +417,7 @@ class Job:
         try:
             demand: Demand = self._ray.get(reference, timeout=CALL_TIMEOUT_S)
         except self._ray.exceptions.RayError:
-            # The end of the host is recorded elsewhere.
+            # `_record_end` records how this trainer host ended.
             return
         if self._is_ending:
             return
@@ -453,14 +453,14 @@ class Job:
         self._pending[host.actor.address.remote()] = functools.partial(self._record_placed, host)
         address = f"{self._trainers[0].name}:{self._port}"
         where = [f"--join={address}", f"--join-group={group.stated.name}", "--port={port}"]
-        self._start(host, self._order(host, where, {}))
+        self._start(host, self._order(host, where, cluster={}))
 
     def _record_placed(self, host: _Host, reference: Any) -> None:
         """Record when Ray has placed a data host that was added."""
         try:
             self._ray.get(reference, timeout=CALL_TIMEOUT_S)
         except self._ray.exceptions.RayError:
-            # The loss of the host is recorded with its end.
+            # `_record_end` records the loss of the host.
             return
         host.placed_s = time.monotonic()
 

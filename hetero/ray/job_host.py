@@ -101,7 +101,7 @@ class JobHost:
             if self._was_asked_to_stop:
                 return -signal.SIGTERM
             self._child = child = self._start(order)
-        child.wait(None)
+        child.wait(timeout_s=None)
         # The launcher has no exit code if it was stopped before its process started.
         return -signal.SIGTERM if child.exit_code is None else child.exit_code
 
@@ -112,8 +112,8 @@ class JobHost:
         addresses = {**order["hosts"], order["name"]: self.address()}
         hosts = folder / "hosts"
         hosts.write_text("".join(f"{address} {name}\n" for name, address in addresses.items()), encoding="utf-8")
-        # Only this node knows its folder and a free port. A host that joins needs one, because another host may use the
-        # default port on the same node. The arguments of the script stay as they are.
+        # Only this node knows its folder and a free port. A host that joins needs a free port, because another host may
+        # use the default port on the same node. The arguments of the script stay as they are.
         port = str(free_port())
         options = [text.replace("{folder}", str(folder)).replace("{port}", port) for text in order["arguments"]]
         return Child(
@@ -157,7 +157,7 @@ class JobHost:
         with self._changed:
             # Wait for short times only, because this method must not outlive Ray on its node.
             while not self._changed.wait_for(lambda: self._num_estimates > after, CHECK_S):
-                has_ended = self._child is not None and self._child.wait(0)
+                has_ended = self._child is not None and self._child.wait(timeout_s=0)
                 if has_ended or os.getppid() != self._node_pid:
                     raise ClusterError("the launcher of this host has ended, or Ray on its node")
             low, high = self._figures["wanted_data_hosts_low"], self._figures[_LAST_FIGURE]
@@ -165,7 +165,7 @@ class JobHost:
 
     def results(self, patterns: Sequence[str]) -> Results:
         """Return the files that the launcher has written and that match a pattern."""
-        found = Results({}, [])
+        found = Results(files={}, too_large=[])
         # The launcher was stopped before it started.
         if self._folder is None:
             return found
@@ -178,7 +178,7 @@ class JobHost:
         return found
 
     def close(self, grace_s: float) -> None:
-        """Wait until the launcher has ended, end it after ``grace_s`` seconds, and remove the files of this host."""
+        """Give the launcher ``grace_s`` seconds to end, then kill it if it runs. Remove the files of this host."""
         with self._changed:
             # A launcher that has not started must not start now.
             self._was_asked_to_stop = True

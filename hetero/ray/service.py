@@ -141,7 +141,7 @@ class DataService:
                 set.
             DataPlaneError: If the service has ended or failed.
         """
-        # This module imports the data plane, which the driver does not need.
+        # `hetero.ray.worker` imports the data plane, which the driver does not need.
         from hetero.ray.worker import connect
 
         connect(self._order, self.call)
@@ -272,7 +272,7 @@ def _bounds(num_hosts: int, min_hosts: int | None, max_hosts: int | None) -> Bou
 
 
 def _place(ray: Any, order: ServiceOrder, timeout_s: float) -> Any:
-    """Return a placement group for the data hosts that never leave, when Ray has placed it."""
+    """Return a placement group for the data hosts that never leave. Blocks until Ray has placed it."""
     count = order.num_reserved
     selector = {} if order.label_selector is None else {"bundle_label_selector": [order.label_selector] * count}
     placement = ray.util.placement_group([{"CPU": order.cpus_per_host}] * count, strategy="SPREAD", **selector)

@@ -115,7 +115,7 @@ def _open_session(admission: Admission, rank: int, world_size: int) -> RankSessi
 def _watch(call: Callable[[str], Any], session: RankSession) -> None:
     """Make loaders raise if the service fails or ends. Without this thread, loaders would wait for the data timeout."""
     while True:
-        # This is no synchronisation: the thread asks the service at this interval, until the session ends.
+        # This is the interval at which the thread asks the service. The thread does not wait for another thread here.
         time.sleep(CHECK_S)
         # The session has ended, or this worker has connected to another service.
         if sessions.current() is not session:
@@ -144,8 +144,8 @@ def _watch(call: Callable[[str], Any], session: RankSession) -> None:
 def _register_datasets(order: ServiceOrder) -> None:
     """Import the script, unless a module of this process is the script and has registered data sets.
 
-    Endpoints run the script under another name. Therefore batches name the classes that the script defines without a
-    module. `set_script_module` says which module of this process has these classes. `load_script` calls it too.
+    Endpoints run the script under another name. Therefore a batch names a class of the script without its module.
+    `set_script_module` says which module of this process has these classes. `load_script` calls it too.
 
     ``sys.argv`` of the worker stays as it is. ``sys.path`` only gets the folder of the script, for later imports.
     """

@@ -55,8 +55,9 @@ class PoisonDetector:
         if not self.num_calls:
             self.first_s = now_s
         self.num_calls += 1
-        # Fault.CUT_OFF: the answer had begun, so the batch was computed. When such losses counted, three kills of
-        # endpoints during answers of 32 MB ended a job whose samples were not to blame.
+        # With UNSENT, the endpoint did not get the request. With CUT_OFF, the answer had begun, so the batch was
+        # computed. When losses during an answer counted, three kills of endpoints during answers of 32 MB ended a job
+        # whose samples were not to blame.
         if fault is not Fault.UNREACHABLE:
             return
         # An endpoint that is lost a second time has served again after the first loss. List the endpoint only once,
@@ -250,7 +251,7 @@ class Attempt:
         """Return whether this attempt's batch is the first of ``batches`` on its endpoint.
 
         A batch that was lost with the endpoint counts as being on it. Endpoints compute batches in the order of
-        ``sequence``, so the endpoint was probably computing the first one. This is not certain: while an earlier batch
+        ``sequence``, so the endpoint was probably computing the first one. This is not certain. While an earlier batch
         waits for samples from other hosts, the endpoint computes later ones.
         """
         connection = self.connection

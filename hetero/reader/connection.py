@@ -166,7 +166,8 @@ class EndpointConnection:
         Args:
             why: The reason, for ``last_message``.
             now_s: Monotonic seconds.
-            generation: Generation of the link whose call failed. The failure of an older link is ignored.
+            generation: Generation of the link whose call failed. The failure of an older link is ignored. None stands
+                for the present link.
 
         Returns:
             Whether the endpoint was ready until now.

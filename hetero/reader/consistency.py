@@ -177,8 +177,8 @@ class ServedDataset:
         """Stop using the endpoint for the data set. Fail the data set if the job was planned with the endpoint."""
         connection.mark_unusable(self.spec, why)
         is_late = self.reference is not None and connection.identity not in self._present_at_choice
-        # The job was planned without its optional endpoints. They join it when it has begun, so "joined later" is true
-        # of them even if they were there before the reference was chosen.
+        # The job was planned without its optional endpoints. They join the job when it has begun, so the message is
+        # true of them even if they were there before the reference was chosen.
         if is_late or connection.record.is_optional:
             logger.warning("endpoint %s joined later and is not used: %s", connection.record.endpoint_id, why)
         elif self.failure is None:

@@ -195,7 +195,7 @@ class Fetchers:
                 self._inline.add(attempt, sent)
                 return
         sent.give_up()
-        self._outcomes.settle(attempt, CallFailedError(Fault.CANCELLED, ""))
+        self._outcomes.settle(attempt, CallFailedError(Fault.CANCELLED, details=""))
 
     def pop(self) -> Fetched | BaseException | None:
         """Return the next outcome in order, None if it has not arrived."""
@@ -445,7 +445,7 @@ class Fetchers:
         """Fetch the batch from the attempt's endpoint. Return it, or the exception. Without the lock."""
         # If the attempt is given up, the other attempt settled the batch before this call began.
         if attempt.is_given_up:
-            return CallFailedError(Fault.CANCELLED, "")
+            return CallFailedError(Fault.CANCELLED, details="")
         try:
             return attempt.connection.fetch(
                 attempt.request,

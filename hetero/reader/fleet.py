@@ -137,8 +137,8 @@ class Fleet:
         self._has_news = True
         """Whether the directory or an endpoint has changed since the watcher looked last."""
         self._is_closed = False
-        # Without this, page faults take half of the CPU time of a transfer. `RankSession` and `EndpointPool` call this
-        # too, but a process may make a fleet without them.
+        # Without this call, page faults take half of the CPU time of a transfer. `RankSession` and `EndpointPool` make
+        # the call too, but a process may make a fleet without them.
         keep_freed_memory()
         connect = functools.partial(EndpointConnection, token=token, job_id=job_id, limits=self.limits, tls=tls)
         self._table = ConnectionTable(connect)
@@ -265,8 +265,8 @@ class Fleet:
     def count_outstanding(self) -> None:
         """Count the requests in progress anew, when a reader has closed. The caller must hold the lock.
 
-        `Router.choose` counts a request before its attempt begins. If an exception, such as Ctrl-C, has ended the
-        consumer of the closed reader in between, the count is too high.
+        `Router.choose` counts a request before its attempt begins. An exception, such as Ctrl-C, may have ended the
+        consumer of the closed reader before that attempt began. Then the count is too high.
         """
         for connection in self._table.all():
             connection.num_outstanding = 0
@@ -275,7 +275,7 @@ class Fleet:
                 attempt.connection.num_outstanding += 1
 
     def raise_failure(self, dataset: ServedDataset) -> None:
-        """Raise the failure because of which no batch of a data set can come, if there is one. Needs the lock."""
+        """Raise an error if no batch of a data set can come any more. The caller must hold the lock."""
         failure = self._failure or dataset.failure
         if failure is not None:
             raise failure
@@ -290,7 +290,7 @@ class Fleet:
             connection.mark_busy(str(error), self.clock())
         elif error.fault in (Fault.LATE, Fault.BROKEN):
             # The endpoint may be faulty. While it fails, it has the least load, so it would be chosen again and again.
-            connection.avoid(1.0, self.clock())
+            connection.avoid(kept_s=1.0, now_s=self.clock())
         elif error.fault is Fault.UNPREPARED:
             connection.mark_unprepared(str(error))
         elif error.fault is Fault.FOREIGN:
@@ -413,7 +413,7 @@ class Fleet:
                     self._changed.wait(max(0.01, min(next_due_s, now_s + ABSENT_S) - self.clock()))
 
     def _receive_for_absent(self) -> None:
-        """Receive for consumers that do something else. Without the lock, see `FleetListener.receive_for_absent`."""
+        """Call `FleetListener.receive_for_absent` of all readers. Called without the lock."""
         with self.lock:
             listeners = list(self._listeners)
         for listener in listeners:
@@ -472,7 +472,7 @@ class Fleet:
         elif error.fault is Fault.BUSY and connection.generation == generation:
             connection.last_message = str(error)
             connection.retry_at_s = self.clock() + FIRST_BACKOFF_S
-        # Any other failure counts as a loss. `_mark_down` ignores a failure, busy or not, of an older link.
+        # Any other failure counts as a loss. `_mark_down` ignores failures of an older link, even if one is BUSY.
         else:
             self._mark_down(connection, error, generation)
 

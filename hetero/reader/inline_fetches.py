@@ -48,7 +48,7 @@ class InlineFetches:
         self._settle = settle
         self._hand_over = hand_over
         self._sent: dict[int, tuple[Attempt, SentFetch[Fetched]]] = {}  # by descriptor
-        # epoll and not select.poll, whose cost grows with the number of descriptors. A rank with 32 data hosts has 512
+        # Not `select.poll`, because its cost grows with the number of descriptors. A rank with 32 data hosts has 512
         # descriptors, and epoll reduced its CPU time by a tenth.
         self._poll: select.epoll | None = None
         self._wake_descriptor = -1  # an eventfd
@@ -90,7 +90,7 @@ class InlineFetches:
             arrived_s = None
             # First look without waiting. The duration of one epoll call does not show whether an answer was there
             # before: with 100 descriptors, 37 of 60 calls were misjudged.
-            readable = self._readable(0.0)
+            readable = self._readable(timeout_s=0.0)
             if readable:
                 arrived_s = self._last_receive_s
             else:
@@ -101,7 +101,7 @@ class InlineFetches:
                 with contextlib.suppress(OSError):  # a signal handler may have closed the descriptor
                     os.eventfd_read(self._wake_descriptor)
             self._receive(readable, arrived_s)
-            self._receive(self._late(), None)
+            self._receive(self._late(), arrived_s=None)
             self._last_receive_s = self._clock()
 
     def receive_for_absent(self) -> None:
@@ -116,8 +116,8 @@ class InlineFetches:
             # The consumer is absent if it has received nothing since this time although a fetch was in progress.
             since_s = max(oldest[0].issued_s, self._last_receive_s)
             if self._clock() - since_s >= ABSENT_S:
-                self._receive(self._readable(0.0), self._last_receive_s)
-            self._receive(self._late(), None)
+                self._receive(self._readable(timeout_s=0.0), arrived_s=self._last_receive_s)
+            self._receive(self._late(), arrived_s=None)
         finally:
             self.lock.release()
 

@@ -47,7 +47,7 @@ class Outcomes:
         self._hedging = fleet.hedging
         self._window = window
         self._on_outcome = on_outcome
-        """Called with whether the consumer has something to do, when an outcome is in the window."""
+        """Called when an outcome is in the window. The argument says whether the consumer has something to do."""
         self._on_missing = on_missing
         """Called when a batch has to be requested again."""
 
@@ -138,8 +138,8 @@ class Outcomes:
     def _won(self, attempt: Attempt, fetched: Fetched) -> None:
         """Deliver a batch. If it is from a hedge, avoid the endpoint of the first attempt.
 
-        If other hosts computed parts of the first attempt, these hosts may be to blame. Then its endpoint is avoided
-        only if it has sent no answer since the request.
+        If other hosts computed parts of the first attempt, these hosts may be to blame for the delay. Then the endpoint
+        of the first attempt is avoided only if it has sent no answer since the request.
         """
         self._fleet.stats.batches += 1
         if attempt.is_hedge:
@@ -195,7 +195,7 @@ class Outcomes:
         if isinstance(error, ProtocolError):
             fleet.stats.checksum_errors += isinstance(error, ChecksumError)
             logger.warning("batch %d from %s is damaged: %s", batch.request.position, connection.name, error)
-            connection.avoid(1.0, fleet.clock())
+            connection.avoid(kept_s=1.0, now_s=fleet.clock())
             return batch.damaged(connection, error)
         if isinstance(error, DatasetError):
             why = str(error).splitlines()[0]

@@ -47,7 +47,7 @@ class ReceiverChoice:
         self._num_rounds += 1
         self._away_s += now_s - self._left_s
         if self._num_rounds == _NUM_ROUNDS:
-            # The mean and not the median. If a loop computes once after several batches, its median time away is short.
+            # Use the mean. If a loop computes only once after several batches, its median time away is short.
             # The time away hardly depends on who receives, so a choice does not influence the next one.
             self.is_consumer = self._away_s <= _NUM_ROUNDS * _MAX_AWAY_S
             self._num_rounds, self._away_s = 0, 0.0

@@ -53,7 +53,7 @@ class ConnectionTable:
         Args:
             records: The endpoints.
             hosts: The hosts that are present. If an endpoint left together with its host, it does not count as dead,
-                because the host was lost or left in order. The host may be back by now, with a new launch.
+                because the host was lost or left in order. The host may be back by now, with a restarted launcher.
         """
         before, self._connections = self._connections, {}
         launches: dict[str, str] = {}
@@ -65,8 +65,8 @@ class ConnectionTable:
             else:
                 self._connections[record.endpoint_id] = self._connect(record)
         for gone in before.values():
-            # If a host was replaced between two calls of `follow`, only its launch shows it. Without this check, the
-            # endpoints of the old host counted as dead.
+            # If a host was replaced between two calls of `follow`, only `EndpointRecord.launch` shows it. Without this
+            # check, the endpoints of the old host counted as dead.
             is_replaced = launches.get(gone.record.host, gone.record.launch) != gone.record.launch
             # Whether the endpoint died is decided now and not when a batch asks, because the host may be back by then.
             gone.retire(has_died=gone.record.host in hosts and not is_replaced)
@@ -130,7 +130,7 @@ class Router:
         self._on_free = on_free
         """Called when requests that wait for an endpoint may choose again, or when a retired endpoint can be closed."""
         self._num_choices = 0
-        """Choices so far. The number of the last one is kept in the connection, as ``last_choice``."""
+        """Number of choices so far. A connection keeps the number of the last choice of it, as ``last_choice``."""
 
     def update(self) -> None:
         """Select this rank's endpoints anew, because endpoints came, left, or are down."""
@@ -285,7 +285,7 @@ class Router:
                 yield connection
 
     def release(self, connection: EndpointConnection, *, alone_for: object | None = None) -> None:
-        """Give back an endpoint that `choose` or `choose_other` returned."""
+        """Give back an endpoint that `choose` or `choose_other` returned. End its reservation for ``alone_for``."""
         connection.num_outstanding -= 1
         is_idle, is_awaited = not connection.num_outstanding, connection.reserved_by is not None
         if alone_for is not None and connection.reserved_by is alone_for:

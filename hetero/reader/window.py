@@ -61,7 +61,7 @@ class Window:
         planned, `has_room` lets a third batch begin only if the batches beyond the planned number have at most
         `WindowGrowth.MAX_BYTES`.
         """
-        # At 10 MB from one endpoint, the third batch gives 1.18 x the throughput.
+        # With batches of 10 MB from one endpoint, the throughput is 1.18 times as high with the third batch.
         return max(3, self._planned())
 
     @property
@@ -134,9 +134,9 @@ class Window:
     def free_delivered(self) -> None:
         """Stop counting the bytes of the last delivered batch, because the consumer wants the next batch.
 
-        A loop drops a batch only when it gets the next one. So it holds two batches for a moment, and two more could be
-        in flight then. Therefore a delivered batch of more than `WindowGrowth.MAX_BYTES` counts as used memory until
-        the consumer wants the next one.
+        A loop drops a batch only when it gets the next one, so it holds two batches for a moment. If the older one did
+        not count before, two more batches could be in flight then. Therefore a delivered batch of more than
+        `WindowGrowth.MAX_BYTES` counts as used memory until the consumer wants the next one.
         """
         self._delivered_bytes = 0
 

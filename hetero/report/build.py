@@ -84,8 +84,8 @@ def missing_emulation(run: RunFacts) -> list[str]:
 
     The list is empty for a run on real hosts, because they preprocess and compute with their own hardware.
     """
-    # A run on real hosts may emulate too. Its hosts are measured as whole machines, and simulated hosts as trees of
-    # processes.
+    # `simulated` also lists what a run on real hosts emulates, so it does not show whether the hosts are simulated.
+    # Simulated hosts are measured as trees of processes, and real hosts as whole machines.
     if not run.simulated or any(usage.scope != "tree" for usage in run.hosts):
         return []
     # A report has the options as texts, so an option that was not given is the text "None".
@@ -132,10 +132,11 @@ def _headline(facts: RunFacts) -> Headline | None:
     # A rank's batches may differ in size (the last one), so the rate uses the mean and not the batch size.
     samples_per_step = sum(s.num_samples_measured / s.num_steps_measured for _, s in ranks if s.num_steps_measured)
     step_time_s = step.step_time_mean_s if step else None
-    # The measured step time minus the excess of real work over the emulated time. None without emulation. Then only
-    # other programs can have made steps longer.
+    # With emulation, this is the measured step time minus the time that real work took in excess. Without emulation it
+    # is None, because then only other programs can have made steps longer.
     lower_bound_s = least_step_time_s([summary for _, summary in ranks], facts.events)
-    # Subtract the share of the time that other programs may have taken, without emulation from the measured time.
+    # Other programs may have taken a share of the time. Subtract it from the bound. If there is no bound yet, subtract
+    # it from the measured time.
     if step_time_s is not None and (lost := lost_share(facts)):
         lower_bound_s = (1 - lost) * (step_time_s if lower_bound_s is None else lower_bound_s)
     return Headline(

@@ -140,7 +140,7 @@ def _speed_objections(baseline: Report, candidate: Report, base: Headline, other
     first, second = baseline.run, candidate.run
     if first.basis != second.basis:
         yield f"The first run was {first.basis}, the second {second.basis}. Compare two of a kind."
-    # Other options may differ, because they are what a comparison is about.
+    # Only the options of the emulation must be equal. The other options are what a comparison is about.
     for name in sorted({*first.options, *second.options}):
         values = [run.options.get(name, "unset") for run in (first, second)]
         if name.startswith("emulate") and values[0] != values[1]:
@@ -163,6 +163,7 @@ def _speed_objections(baseline: Report, candidate: Report, base: Headline, other
 
 def _cost_objections(baseline: Report, candidate: Report) -> Iterator[str]:
     """Yield reasons why costs cannot be compared, although the times may be of the same work."""
+    # Both runs may have the same objection, which is stated once.
     yield from dict.fromkeys(filter(None, map(cost_objection, (baseline.run, candidate.run))))
     for which, report in (("first", baseline), ("second", candidate)):
         if not report.run.has_ended_well:
@@ -192,6 +193,7 @@ def _caveats(baseline: Report, candidate: Report, base: Headline, other: Headlin
         )
     if first.command != second.command:
         yield "The commands differ."
+    # Loaders with the same name and different numbers may do different work.
     if base.loader != other.loader and _name(base.loader) == _name(other.loader):
         yield (
             f"The times are of {base.loader} in the first run and of {other.loader} in the second. If these do other "

@@ -39,8 +39,8 @@ def least_step_time_s(ranks: Collection[StepSummary], events: Mapping[str, int])
     - The compute of its steps beyond the emulated time. This includes waits for other ranks in a collective. Such waits
       may not be due to real work, so the true step time may be longer than the bound.
     - The time when at least one emulated vCPU was late (`hetero.endpoint.compute.Compute.late_s`), at most the rank's
-      data wait. A late vCPU delays the batch that it makes. A rank waits for its delayed batches one after the other,
-      so their delays never overlap, and the sum of the delays is at most this time.
+      data wait. A late vCPU delays the batch that it makes. A rank waits for one batch at a time, so its waits for
+      delayed batches do not overlap. Their sum is at most the time when a vCPU was late.
 
     Sending and receiving batches is not emulated, so none of its time is subtracted. The job is as slow as its slowest
     rank, so its bound is the largest bound of a rank.
@@ -62,7 +62,8 @@ def least_step_time_s(ranks: Collection[StepSummary], events: Mapping[str, int])
 def lost_share(run: RunFacts) -> float:
     """Return the share of a run's time that other programs may have taken. 0 if the share is too small to matter."""
     # If steps and samples are both emulated, busy CPUs make a time longer only if the real work takes longer than the
-    # emulated work. `least_step_time_s` subtracts that excess. An option that was not given is the text "None".
+    # emulated work. `least_step_time_s` subtracts that excess already, so do not count it again. An option that was not
+    # given is the text "None".
     if all(run.options.get(name, "None") != "None" for name in EMULATION_FLAGS):
         return 0.0
     share = lost_cpu_share(run.hosts)

@@ -47,6 +47,7 @@ def verdict_text(comparison: Comparison) -> str:
 def pace_text(comparison: Comparison) -> str:
     """Return the pace of the second run as a multiple of the first run's."""
     reports = (comparison.baseline, comparison.candidate)
+    # Without emulation, simulated hosts are as fast as this machine and not as their instance types.
     here = " on this machine" if any(missing_emulation(report.run) for report in reports) else ""
     assert comparison.speedup is not None
     return f"{speedup_text(comparison)} times the pace per {comparison.per}{here} ({comparison.speedup.basis})"

@@ -21,7 +21,7 @@ __all__ = ["check", "simulate"]
 
 
 def check(path: Path, *, as_json: bool) -> tuple[str, int]:
-    """Return the mistakes of a request that cost money as text or JSON, and the exit code."""
+    """Return the findings about a request as text or JSON, and the exit code. It is 1 if a finding is an error."""
     findings = check_request(read_request(path))
     text = findings_json(findings) if as_json else findings_text(findings)
     return text, int(any(finding.severity == ERROR for finding in findings))
@@ -42,8 +42,7 @@ def simulate(namespace: argparse.Namespace, *, data: Mapping[str, Path], vcpus: 
     request = read_request(namespace.request)
     # The request states the script and its arguments. `run_request` gets the output folder as an argument.
     names = {field.name for field in dataclasses.fields(config.LaunchOptions)} - {"output_dir", "script", "script_args"}
-    # The launch options that the command line states. The parser sets options that are not given to None or an empty
-    # list.
+    # The parser uses None or an empty list for an option that the command line does not state.
     stated = {name: value for name in names if (value := getattr(namespace, name, None)) not in (None, [])}
     logs.setup_logging(group="simulate", host="", role="", level=namespace.log_level or "info")
     output_dir = Path(namespace.output_dir or Path("runs") / slug(request.name))

@@ -56,6 +56,7 @@ def limits() -> Mapping[str, Limit]:
     """Return the limits in ``limits.yaml``. The keys are their paths."""
     content = resources.files("hetero.sagemaker").joinpath("limits.yaml").read_bytes()
     document: Any = parse_yaml(content, "limits.yaml")
+    # A limit without a source has the source of the whole file.
     rows = [{"source": document["source"], **row} for row in document["limits"]]
     return {row["path"]: Limit(**{**row, "values": tuple(row.get("values", ()))}) for row in rows}
 
@@ -66,7 +67,7 @@ def values_at(document: Any, path: str) -> Iterator[tuple[str, Any]]:
     Missing members and values of a wrong type are skipped. `TrainingRequest.parse` reports wrong types of the members
     that it reads.
     """
-    # Follow the path step by step, from the whole document to all values that the steps so far lead to.
+    # Begin with the whole document. After each step, `found` has all values that the steps so far lead to.
     found = [("", document)]
     for step in _STEP.finditer(path):
         # Dots only separate steps.
@@ -76,7 +77,7 @@ def values_at(document: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _inside(exact_path: str, value: Any, step: re.Match[str]) -> Iterator[tuple[str, Any]]:
-    """Yield the exact path and the value of everything that one step of a limit's path leads to from a value.
+    """Follow one step of a limit's path from a value. Yield each value that the step leads to, with its exact path.
 
     A step is the name of a member, ``[]`` for the items of a list, or ``{keys}`` or ``{}`` for the keys or values of an
     object.
@@ -95,7 +96,7 @@ def breaches(document: Mapping[str, Any], limit: Limit) -> str | None:
 
     The text does not contain the values, because they may be secrets.
     """
-    # Other types are reported when the request is parsed.
+    # A limit that counts nothing is for texts. Values of another type are reported when the request is parsed.
     kinds: tuple[type, ...] = {"items": (list, dict), "characters": (str,), "number": (int,)}.get(limit.counts, (str,))
     found = []
     for exact_path, value in values_at(document, limit.path):

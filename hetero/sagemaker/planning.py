@@ -102,16 +102,19 @@ def plan(
 def _groups_by_role(adapter: Adapter, roles: Sequence[str]) -> tuple[list[RequestGroup], list[RequestGroup]]:
     """Return the groups of trainer hosts, which have one type, and the groups of data hosts."""
     groups = list(adapter.groups())
-    # An estimator without instance groups. The plan may add a group of data hosts, so its only group needs a real name.
+    # An estimator without instance groups has one group, with the service's name for it. The plan may add a group of
+    # data hosts, and then this group needs a name of its own.
     if [group.name for group in groups] == [ONLY_GROUP]:
         return [dataclasses.replace(groups[0], name="trainer")], []
-    # The hyperparameters may state roles. They must name a script, which an estimator gets from `prepare` only later.
-    # Here any name will do.
+    # The hyperparameters may state roles. `check_hyperparameters` demands a script, which an estimator may get from
+    # `prepare` only later. Any script will do, because only the roles are used.
     stated = check_hyperparameters(
-        {"hetero_script": "-", **adapter.hyperparameters()}, "the estimator's hyperparameters"
+        {"hetero_script": "-", **adapter.hyperparameters()}, source="the estimator's hyperparameters"
     )
     found = assign_roles(
-        [(group.name, group.instance_type) for group in groups], [*stated.roles, *roles], "the estimator's groups"
+        [(group.name, group.instance_type) for group in groups],
+        [*stated.roles, *roles],
+        source="the estimator's groups",
     )
     trainers = [group for group, role in zip(groups, found, strict=True) if role is Role.TRAINER]
     types = {group.instance_type: group for group in trainers}

@@ -101,6 +101,7 @@ def offline_session(region: str = _REGION) -> Any:
     Raises:
         ConfigError: If no SageMaker SDK is installed.
     """
+    # If the session took the request, a submission would raise the internal `_Recorded` instead of an AccessDenied.
     return _session(_Answers(takes_request=False), region, original=None)
 
 
@@ -145,7 +146,7 @@ def record(estimator: Any, inputs: Any = None, *, job_name: str | None = None) -
 
 
 def _fit(estimator: Any, inputs: Any, session: Any, job_name: str | None) -> None:
-    """Call ``fit`` of a copy of the estimator. The SDK then sends its request to the recording session."""
+    """Call ``fit`` of a copy of the estimator. The session records the request and ends the call with `_Recorded`."""
     estimator_copy = copy_of(estimator)
     estimator_copy.sagemaker_session = session
     with contextlib.suppress(_Recorded):
@@ -153,7 +154,7 @@ def _fit(estimator: Any, inputs: Any, session: Any, job_name: str | None) -> Non
 
 
 def _train(trainer: Any, inputs: Any, session: Any, local_data: dict[str, Path]) -> None:
-    """Call ``train`` of a copy of the trainer. The SDK then sends its request to the recording session.
+    """Call ``train`` of a copy of the trainer. The session records the request and ends the call with `_Recorded`.
 
     Args:
         trainer: The trainer. It does not change.
@@ -250,7 +251,7 @@ class _Answers:
     def __init__(self, *, takes_request: bool = True) -> None:
         self._takes_request = takes_request
         self.request: dict[str, Any] | None = None
-        """The recorded request. None before it."""
+        """The recorded request. None until the SDK has sent it."""
         self.objects: dict[str, bytes] = {}
         """Uploaded objects: S3 URI -> content."""
         self._parts: dict[str, dict[int, bytes]] = {}
@@ -285,7 +286,7 @@ class _Answers:
         elif operation == "CompleteMultipartUpload":
             parts = self._parts.pop(uri)
             self.objects[uri] = b"".join(parts[number] for number in sorted(parts))
-        # This answer has what the SDK reads of any operation.
+        # All operations get the same answer, so it has everything that the SDK reads from any of them.
         return {"Buckets": [], "ETag": '"none"', "UploadId": "none", "ResponseMetadata": {"HTTPStatusCode": 200}}
 
     def _content(self, body: Any) -> bytes:
@@ -305,8 +306,9 @@ class _Answers:
 
 def _s3_uri(params: Mapping[str, Any]) -> str:
     """Return the ``s3://bucket/key`` of a call. The bucket may be in the URL's path or in its host name."""
-    signing = params.get("context", {}).get("s3_redirect", {})
-    bucket = str(signing.get("bucket") or "")
+    # botocore notes the bucket of each call here, for a redirection to the region of the bucket.
+    redirection = params.get("context", {}).get("s3_redirect", {})
+    bucket = str(redirection.get("bucket") or "")
     path = unquote(urlsplit(params["url"]).path).lstrip("/")
     return f"s3://{bucket}/{path.removeprefix(f'{bucket}/')}"
 

@@ -134,7 +134,7 @@ class EstimatorExecutor:
 
     def execute(self, run: PlannedRun, folder: Path) -> RunResult:
         """Submit the job of a run and wait for its end, or follow the job that an earlier start submitted."""
-        # Make the estimator, and note when the job is billed.
+        # Make the estimator, and a function that notes when the job got its hosts.
         usd_per_hour = self.hourly_usd(run)
         started_at = _text(dt.datetime.now(dt.timezone.utc))
         made = self._made(run)
@@ -146,6 +146,7 @@ class EstimatorExecutor:
             if isinstance(description.get("TrainingStartTime"), dt.datetime):
                 self._billed_since[run.run_id] = description["TrainingStartTime"]
 
+        # If the run is repeated, the time of its earlier job does not count.
         self._billed_since.pop(run.run_id, None)
         # `job` changes with each attempt. `job.may_run` says whether a job may run now, and cost money.
         job = _Job(name=noted_job(folder, digest_of(run)))
@@ -167,7 +168,8 @@ class EstimatorExecutor:
                 description = follow(client, job.name, sleep=self._sleep_s, on_description=note_start)
         except Exception as error:
             # If the job may still run, end the study, and follow the job at the next start. Expired credentials once
-            # made a running job a failed run that cost USD 0, and a later start submitted a second job beside it.
+            # made a running job a failed run that cost USD 0, and a later start submitted a second job beside it. After
+            # a CapacityError no job runs, because the last one got no instances.
             if job.may_run and not isinstance(error, CapacityError):
                 raise _lost(job.name, folder, error) from error
             # A mistake of the user or of this machine would fail all further runs too.
@@ -327,7 +329,7 @@ def noted_job(folder: Path, digest: str | None = None) -> str:
     if not path.is_file():
         return ""
     try:
-        note = json.loads(read_bounded(path, str(path)))
+        note = json.loads(read_bounded(path, source=str(path)))
         return str(note["job_name"]) if digest in (None, note["digest"]) else ""
     except (ValueError, KeyError, TypeError) as error:
         logger.warning("%s is malformed, so no job was submitted: %s", path, error)

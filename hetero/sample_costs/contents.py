@@ -56,7 +56,7 @@ def _leaves(batches: Sequence[tuple[Any, int]]) -> tuple[LeafProfile, ...]:
     total_samples = sum(count for _, count in batches)
     arrays_of: dict[str, list[Any]] = {}
     for batch, _ in batches:
-        for path, array in _arrays(batch, ""):
+        for path, array in _arrays(batch, path=""):
             arrays_of.setdefault(path, []).append(array)
     return tuple(
         LeafProfile(

@@ -60,7 +60,7 @@ class Fetcher:
         limit_threads()
         while True:
             try:
-                command = self._channel.receive(None)
+                command = self._channel.receive(timeout_s=None)
             except HeteroError:  # the channel is closed
                 return
             try:

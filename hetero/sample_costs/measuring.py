@@ -116,6 +116,7 @@ class _Fetchers:
             return
         try:
             die_with_parent(parent_pid)
+            # A fetcher must not read at a position that another fetcher has set in a shared file.
             reopen_files()
             # Close the inherited channels. A copy here would keep a channel open after the parent has closed it, and
             # the fetcher of that channel would not end.
@@ -125,6 +126,7 @@ class _Fetchers:
         except BaseException:
             logger.exception("fetcher %d failed", index)
         finally:
+            # Nobody reads the status. The parent notices that the channel is closed.
             exit_process(int(ExitCode.OK))
 
     def _spawn(self, channel: Channel, theirs: socket.socket, index: int) -> None:
@@ -150,12 +152,12 @@ def measure_host(options: CostOptions, progress: Callable[[str], object]) -> Hos
     if options.work is not None:
         # What samples cost, in processes like endpoints.
         progress(f"importing {options.script}")
-        before = open_files()
+        files_before_import = open_files()
         try:
             load_script(options.script, options.script_args, host=options.host, is_module=options.is_module)
             # Configure the process again, because the script may have set up logging or signals.
             configure_process("WARNING")
-            supply, contents = _measure_costs(options, before, progress, notes)
+            supply, contents = _measure_costs(options, files_before_import, progress, notes)
         except (HeteroError, OSError) as error:
             logger.warning("samples were not measured on %s: %s", options.host, error)
             notes.append(f"Samples were not measured on {options.host}: {first_line(error)}")

@@ -90,7 +90,7 @@ def receive(leaf_bytes: Sequence[int], *, seconds: float) -> float:
                 num_batches += 1
             return (time.process_time() - begin_cpu_s) / (num_batches * sum(leaf_bytes) / 1e9)
     finally:
-        pool.stop(0.0)
+        pool.stop(grace_s=0.0)
         os.close(descriptor)
 
 

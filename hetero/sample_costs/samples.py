@@ -66,6 +66,7 @@ class SampleTimes:
 def requests_of(work: SampledWork) -> list[BatchRequest]:
     """Return the requests for the samples of a job, in batches of its size."""
     spec = DatasetSpec(work.dataset, work.arguments_json)
+    # A request without collation has exactly one sample.
     size = work.batch_samples if work.collate else 1
     return [
         BatchRequest(

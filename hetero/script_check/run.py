@@ -73,8 +73,8 @@ class _FindingsFile:
     def places(self, text: str, frames: Sequence[traceback.FrameSummary]) -> Iterator[tuple[str, int]]:
         """Yield file and line of places in the user's files: the places that a text names, then the stack frames.
 
-        Of the text and of the frames, the last place comes first, because it is nearest to the cause. There is at least
-        one place.
+        The last place in the text comes first, because it is nearest to the cause. For the same reason, the last frame
+        comes before the other frames. There is at least one place.
         """
         for found in reversed(list(_PLACE.finditer(text))):
             # A place is `File "FILE", line N` (groups 1 and 2), `line N of FILE` (3 and 4) or `in FILE:N` (5 and 6).
@@ -98,7 +98,7 @@ class _FindingsFile:
             line = traceback.format_exception_only(type(error), error)[-1].strip()
             self.add(
                 Finding(
-                    *next(self.places("", frames)),
+                    *next(self.places(text="", frames=frames)),
                     f"the script raises {line}",
                     "What comes after it was not checked. Check with arguments that work on this machine.",
                 )
@@ -144,7 +144,7 @@ class _Warnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Record a warning with the line that causes it, or else with the line that was running."""
-        # These warnings only announce an exception. If the exception ends the script, `add_error` records it.
+        # Warnings of these loggers only announce an exception. If it ends the script, `add_error` records it.
         if record.name.startswith(_LOGGERS_OF_ERRORS):
             return
         text = record.getMessage()
@@ -233,7 +233,7 @@ def _run(path: Path, script: str, arguments: Sequence[str], *, is_module: bool) 
     spec = spec_from_loader("__main__", loader, origin=str(path.resolve()))
     assert spec is not None
     module = module_from_spec(spec)
-    # If Python runs a script, its `__main__` lacks a spec too.
+    # Remove the spec, because `__main__` has none if Python itself runs a script.
     module.__file__, module.__spec__ = str(path.resolve()), None
     sys.modules["__main__"] = module
     if is_module:

@@ -77,6 +77,7 @@ class CheckSession(RankSession):
             max_pass_batches=_PASS_BATCHES,
         )
         self._num_steps: collections.Counter[int] = collections.Counter()
+        # Nothing is counted until a loader calls `set_counters`.
         self._counters: Callable[[], Mapping[str, int]] = dict
         self._descriptor, token_path = token_memfd(self.token)
         endpoint = EndpointOptions(
@@ -89,6 +90,7 @@ class CheckSession(RankSession):
             job_id=self.job_id,
             log_level="WARNING",
         )
+        # The endpoints stay in the process group of the check, because `check_script` kills the whole group.
         self._pool = EndpointPool(
             PoolOptions(endpoint=endpoint, token_path=token_path, in_own_session=False), self.directory.replace, on_line
         )
@@ -156,7 +158,7 @@ class CheckSession(RankSession):
 
     def close(self, *, finished: bool = True) -> bool:
         """End the endpoints."""
-        self._pool.stop(0.0)
+        self._pool.stop(grace_s=0.0)
         return True
 
     def end(self) -> Any:

@@ -61,7 +61,8 @@ def impure_lines(folder: str) -> list[tuple[tuple[str, int], str]]:
     suspects = [(file, call) for file, call in _calls(used, folder) if _name(call).rpartition(".")[2] in impure_names]
     # A call without arguments is not seeded.
     causes = [((file, call.lineno), f"{_name(call)}()") for file, call in suspects if not call.args]
-    # A method that changes an attribute of the data set makes the next sample depend on this one.
+    # A method that changes an attribute of the data set makes the next sample depend on this one. But `__init__` runs
+    # before all samples, and `on_seed` seeds a generator before each sample.
     for file, function in _functions(used, folder):
         if function.name not in ("__init__", "on_seed"):
             # `names` are the parts of the changed expression: ("self", "count") for self.count += 1.

@@ -99,6 +99,7 @@ class Launchers:
     def __enter__(self) -> Launchers:
         for number in (signal.SIGINT, signal.SIGTERM):
             self._stack.callback(signal.signal, number, signal.signal(number, self._on_signal))
+        # Become the parent of processes whose launcher has ended, because `__exit__` must find and end them.
         adopt_descendants()
         return self
 
@@ -168,7 +169,7 @@ class Launchers:
             self._kill()
 
     def _request_stop(self, name: str) -> None:
-        """Send SIGTERM to a launcher, unless the platform could not deliver it to process 1 of the container."""
+        """Send SIGTERM to a launcher. Only log a warning if process 1 of a real container would not get the signal."""
         process = self._processes[name]
         if self._commands[name].is_process_1 and not _handles(process.pid, signal.SIGTERM):
             logger.warning(
@@ -180,7 +181,7 @@ class Launchers:
 
     def _kill(self) -> None:
         """Kill the launchers that run, and log launchers that do not end. The children of a launcher die with it."""
-        # A launcher that SIGKILL did not end waits for a device. Do not wait for it a second time.
+        # A launcher that still runs after an earlier call waits for a device. Do not wait for it a second time.
         running = [] if self._killed else self._running()
         for name in running:
             self._killed.add(name)
@@ -216,8 +217,8 @@ class Launchers:
         if cause := next(filter(None, causes), ""):
             logger.error("the job failed: %s", cause)
         failed_status = next((status for host, status in statuses if status != 0 and host.role is Role.TRAINER), 0)
-        # SageMaker's toolkit ends with `_ANY_FAILURE` whatever failed, so take the exit code from `cause`. `cause` may
-        # come from any host, because each host's failure file has the exit code of the job's root cause.
+        # SageMaker's toolkit ends with `_ANY_FAILURE` whatever failed, so take the exit code from `cause`. It does not
+        # matter which host wrote `cause`, because each failure file has the exit code of the job's root cause.
         if failed_status == _ANY_FAILURE and cause.startswith("HET-") and (code := stated_code(cause)) is not None:
             return code
         # The status of a process that a signal ended is minus the number of the signal. A shell returns 128 + number.

@@ -88,7 +88,7 @@ def simulate(
         raise ConfigError("--tls makes certificates, and --tls-dir names existing ones; give one of them")
     cluster = _describe(groups, options)
     types = [group.instance_type for group in groups]
-    # A --vcpus that no group uses was once ignored.
+    # Refuse a --vcpus that no group uses, because a type may be misspelled.
     if unused := next((name for name in vcpus if name not in types), None):
         raise ConfigError(
             f"--vcpus {unused}={vcpus[unused]}: no group has that type; expected one of {', '.join(types)}"
@@ -351,7 +351,7 @@ def emulated_vcpus(options: LaunchOptions, group: StatedGroup, vcpus: Mapping[st
 def _collect(hosts: Sequence[SimulatedHost], output_dir: Path) -> None:
     """Copy the report or the profile from the folder of the host that wrote it to the top of the output folder."""
     for name in ("report.json", "report.md", PROFILE_FILE_NAME, TEXT_FILE_NAME):
-        # Remove the file of an earlier run. Otherwise a profile run that failed would show the page of that run.
+        # Remove the file of an earlier run. Otherwise a failed run would seem to have the result of the earlier run.
         (output_dir / name).unlink(missing_ok=True)
         for host in hosts:
             source = folders_below(host.base_dir).output / host.name / name

@@ -40,9 +40,8 @@ def memory_use(process: Path = Path("/proc/self")) -> MemoryUse | None:
     """Return the figures of the control group whose limit a process reaches first.
 
     That is the process's own group, unless a group above it allows less. The group of the whole machine does not count,
-    because its use says nothing about one process. A process that has ended is in no group. To explain its end, its
-    parent can read the figures of the parent's own group, which is the same one, unless one of the two processes was
-    moved to another group.
+    because its use says nothing about one process. A process that has ended is in no group. Its parent can explain the
+    end with the figures of the parent's own group. Both had the same group, unless one of them was moved.
 
     Args:
         process: The process's folder under ``/proc``.
@@ -119,7 +118,8 @@ def cpu_quota(process: Path = Path("/proc/self")) -> float | None:
 def _figures(process: Path) -> list[MemoryUse]:
     """Return the figures of a process's group and of the groups above it.
 
-    Unreadable groups and the group of the whole machine are left out.
+    Unreadable groups are left out. So is the group of the whole machine, because its use says nothing about one
+    process.
     """
     version, folders = _groups(process, "memory")
     found: list[MemoryUse] = []

@@ -86,7 +86,7 @@ class InjectedFault:
         self._random.seed(f"{self.site}:{self.action}:{self.seed}")
 
     def is_due(self) -> bool:
-        """Count that the site is reached. Return whether the fault strikes now. Use one thread at a time."""
+        """Count that the site is reached. Return whether the fault strikes now. Not thread-safe."""
         self._num_passed += 1
         if self.times is not None and self._num_struck >= self.times:
             return False

@@ -94,7 +94,7 @@ class LineRelay:
         # The pipe wakes the relay's thread, see `_poke`.
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._selector.register(self._wake_read, selectors.EVENT_READ, None)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, data=None)
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="line-relay", daemon=True)
@@ -162,6 +162,7 @@ class LineRelay:
         if not self._thread.is_alive():
             with self._lock:
                 os.close(self._wake_write)
+                # Another file may get the number of the closed descriptor, and `_poke` must not write to that file.
                 self._wake_write = -1
 
     def _poke(self) -> None:

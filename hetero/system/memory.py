@@ -85,7 +85,7 @@ def prepare_to_fork() -> None:
     objects, because it writes to each object that it visits. Malloc no longer uses the gaps between present blocks,
     because writing into a gap copies a page full of other objects. ``HETERO_MALLOC=default`` leaves malloc unchanged.
     """
-    # Collect garbage before `freeze`, which keeps garbage for good.
+    # Collect garbage before `freeze`, because frozen garbage is never collected.
     gc.collect()
     if os.environ.get(MALLOC_VARIABLE) != "default":
         _fill_gaps()
@@ -181,8 +181,9 @@ def keep_freed_memory() -> bool:
 
     By default each thread has its own arena, which is made of pieces of 64 MiB. No other thread can use the free memory
     of an arena, and an empty piece is returned to the kernel. Therefore this function allows only one arena, the main
-    arena. Arenas that exist already stay, and all threads share them. To let them keep their empty pieces too, and all
-    freed blocks of less than 64 MiB, this function sets malloc's padding (``top_pad``) to the size of one piece.
+    arena. Arenas that exist already stay, and all threads share them. This function also sets malloc's padding
+    (``top_pad``) to the size of one piece. Then each arena keeps its empty pieces and all freed blocks of less than
+    64 MiB.
 
     Call this at the start of a process, before its threads, because one arena needs the least memory. Native code that
     allocates in several threads at the same time is slower with one arena: four threads of a C program that only

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 def open_files() -> dict[int, str]:
     """Return the names of the files, connections and pipes that this process has open, by descriptor.
 
-    The name of a file is its path. A connection or a pipe has a name such as ``socket:[1234]``, which no other has.
+    The name of a file is its path. A connection or a pipe has a unique name such as ``socket:[1234]``.
 
     The result leaves out what forked processes can share without harm. These are files and ends of pipes that are only
     written, terminals, and devices such as ``/dev/null``. A file that is mapped into memory, and can only be read, is
@@ -81,8 +81,8 @@ def mapped_files() -> Iterator[tuple[str, bool]]:
     memory without a file has the name ``anonymous``.
     """
     with contextlib.suppress(OSError):
+        # Split at newlines only, because the kernel escapes no other separator in a name.
         for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").split("\n")[:-1]:
-            # The kernel escapes a newline in a name, and no other separator.
             _, rights, _, _, inode, *name = line.split(maxsplit=5)
             # The rights are for example ``rw-s``, where s means shared. Memory without a file has inode 0.
             is_shared = rights.startswith("rw") and rights.endswith("s")
@@ -106,7 +106,7 @@ def reopen_files(own: Mapping[int, str] | None = None) -> None:
     for descriptor in _descriptors():
         try:
             name = _name(descriptor)
-        except OSError:  # it is closed
+        except OSError:  # the descriptor is closed
             continue
         try:
             _reopen(descriptor, is_own=own is not None and own.get(descriptor) == name)

@@ -148,7 +148,8 @@ def end_descendants(*, timeout_s: float = END_TIMEOUT_S, on_poll: Callable[[], o
         doomed = others or children
         kill_all(doomed)
         for child in doomed:
-            # `waitpid` fails for a child's child until this process inherits it.
+            # Reap the child if it has ended. Otherwise `children` would list it for ever. `waitpid` fails for a child's
+            # child until this process inherits it.
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(child.pid, os.WNOHANG)
         if time.monotonic() > begin_s + timeout_s:
@@ -179,7 +180,8 @@ def reap_adopted() -> None:
         own = {process.pid for process in _own_children if process.returncode is None}
         while True:
             try:
-                # WNOWAIT leaves the status of a child from `start_child` to its caller.
+                # P_ALL means any child, so the id 0 is not used. WNOWAIT leaves the status of a child from
+                # `start_child` to its caller.
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
@@ -287,7 +289,7 @@ class SignalWaiter:
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
     def abandon(self) -> None:
-        """Close the pipe without changing signal handlers. A forked child does this with an inherited waiter."""
+        """Close the pipe. `__exit__` restores the signal handlers. In a forked child, `reset` has changed them."""
         _waiting.discard(self)
         if self._read_end >= 0:
             self._restore_wakeup()
@@ -302,10 +304,12 @@ class SignalWaiter:
             The numbers of the signals that arrived. Empty if a descriptor or the time ended the wait.
         """
         readable, _, _ = select.select([self._read_end, *descriptors], [], [], timeout_s)
+        # Each byte in the pipe is the number of a signal.
         return set(os.read(self._read_end, 4096)) if self._read_end in readable else set()
 
     def reset(self) -> None:
-        """Give the signals their default action. A forked child does this with an inherited waiter."""
+        """Give the signals their default action. `_reset_in_child` calls this in each forked child."""
+        # -1 means no pipe. A signal to this child must not reach the parent's pipe.
         signal.set_wakeup_fd(-1)
         for number in self._signals:
             signal.signal(number, signal.SIG_DFL)
@@ -333,7 +337,7 @@ def describe_exit_status(status: int) -> str:
         return _describe_signal(-status)
     if status == 0:
         return "ended normally"
-    # Other programs use lower codes too, so these do not show that the process belongs to hetero.
+    # Leave out lower codes, because programs that do not belong to hetero use them too.
     known = {int(code): code.help_text for code in ExitCode if code >= ExitCode.CLUSTER}
     if status in known:
         return f"exited with {status} (HET-{status}): {known[status]}"
@@ -368,6 +372,7 @@ def _ignore(_number: int, _frame: object) -> None:
 def _prctl(option: int, value: int) -> None:
     """Call ``prctl`` of the C library. Raise `OSError` if the kernel rejects the call."""
     libc = ctypes.CDLL(None, use_errno=True)
+    # The options in this module take one value. The kernel does not use the other three arguments.
     if libc.prctl(option, value, 0, 0, 0) != 0:
         error = ctypes.get_errno()
         raise OSError(error, f"prctl({option}): {os.strerror(error)}")

@@ -61,7 +61,7 @@ class WaitLog:
         self._next_s = time.monotonic() + interval_s
 
     def show(self, what: str) -> None:
-        """Log what the thread waits for, unless the interval since the last line is not over. Ignore an empty text."""
+        """Log what the thread waits for, if the interval since the last line is over. Ignore an empty text."""
         now_s = time.monotonic()
         if what and now_s >= self._next_s:
             self._next_s = now_s + self._interval_s

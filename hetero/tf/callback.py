@@ -15,7 +15,7 @@ class TrainingSteps(Protocol):
     """Receiver of the callback's reports, on the thread that trains."""
 
     def begin_training(self, num_pipelines: int) -> None:
-        """Discard the batches that Keras asked for before training.
+        """Discard the batches that Keras asked for before training, for example to build a model.
 
         Args:
             num_pipelines: Processes among which the strategy of `fit` divides each batch of a dataset.
@@ -64,8 +64,8 @@ class ConsumptionCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
         # Do not use ``batch``, because versions of Keras number the batches differently.
         # In Keras 2, ``steps_per_execution`` is a tf.Variable, which may be distributed.
         steps = getattr(self.model, "steps_per_execution", None)
-        # Convert the variable to a tensor first, because int() alone rejects a mirrored variable. With tf-keras 2.21
-        # and MultiWorkerMirroredStrategy, fit then ended after one step.
+        # Convert the variable to a tensor first, because int() alone rejects a mirrored variable. Without the
+        # conversion, fit ended after one step with tf-keras 2.21 and MultiWorkerMirroredStrategy.
         num_steps = 1 if steps is None else int(tf.convert_to_tensor(steps))
         self._steps.consume(num_steps * self._batches_per_step)
 

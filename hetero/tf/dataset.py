@@ -227,7 +227,7 @@ class _MeasuringIterator:
             return self._feed.deliver(self._iterator.__next__, self._batches_per_step)
         except tf.errors.OpError:
             # If hetero or the data set caused the error, raise the original exception, which `Feed` has stored in the
-            # session of the job. Without a job, TensorFlow's error must do.
+            # session of the job. Without a job, raise TensorFlow's error.
             session = control.current()
             if session is None or session.hidden_error is None:
                 raise

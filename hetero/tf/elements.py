@@ -60,9 +60,9 @@ def num_samples_of(element: Any) -> int:
 def derive_spec(probes: Sequence[tuple[int, Any]], *, batch_size: int | None, drop_last: bool) -> Any:
     """Return the nested `tf.TensorSpec` that all batches fit.
 
-    If a dimension is equal in both probes, it is kept. If a dimension differs, it becomes None, with one exception: if
-    all batches are whole and the dimension grows with the number of samples, it gets the value for a whole batch.
-    Without a batch size the first dimension of every tensor is None, as in Keras.
+    If a dimension is equal in both probes, it is kept. If a dimension differs, it usually becomes None. But if all
+    batches are whole and the dimension grows with the number of samples, it gets the value for a whole batch. Without
+    a batch size the first dimension of every tensor is None, as in Keras.
 
     Args:
         probes: Two pairs of a number of samples and an element. With a batch size, the numbers differ.
@@ -211,6 +211,7 @@ def _merge(one: Any, other: Any, path: str, leaf: Callable[[str, Any, Any], Any]
         if type(one) is not type(other) or len(one) != len(other):
             raise _other_structure(path, one, other)
         pairs = enumerate(zip(one, other, strict=True))
+        # A namedtuple's own constructor takes its items as separate arguments.
         return tuple.__new__(type(one), [_merge(*pair, f"{path}[{place}]", leaf) for place, pair in pairs])
     if isinstance(other, dict | tuple):
         raise _other_structure(path, one, other)

@@ -85,7 +85,7 @@ class Feed(LoaderPipeline):
         """In a profile run, whether the latest step consumed fetched batches. Later steps consume repeated ones."""
 
     def profile(self, session: RankSession, kept: KeptBatches) -> None:
-        """Follow the phases of a profile run.
+        """Follow the phases of a profile run. Loaders of the same kind share one profiler.
 
         Args:
             session: The session of this rank.
@@ -357,7 +357,7 @@ class Feed(LoaderPipeline):
         if self._profiler is not None:
             self._profiler.measure_if_done()
         begun_s = time.perf_counter()
-        self.await_step(self)
+        self.await_step(owner=self)
         return begun_s
 
     def begin_step(self) -> None:
@@ -401,8 +401,8 @@ class Feed(LoaderPipeline):
             batches = self.passes.report(num_batches)
             step, self._step = self._step, None
             if batches and (is_awaited or step is not None):
-                # With None, the timer takes the wait as ending now. But the wait of a step of fit ended when its first
-                # batch was produced. If none was produced since the step began, it had its batches without a wait.
+                # None means that the wait ends now. But the wait of a step of fit ended when its first batch was
+                # produced. If no batch was produced since the step began, the step had its batches without a wait.
                 waited_s = None
                 if step is not None and not is_awaited:
                     waited_s = step.waited_s or 0.0
@@ -429,7 +429,7 @@ class Feed(LoaderPipeline):
 
         Args:
             batches: The batches, at least one.
-            knows_wait: Whether the wait for each of the batches is measured.
+            knows_wait: Whether the wait for each of the batches is measured. In fit, only the first wait is.
         """
         if self._profiler is None:
             return

@@ -175,7 +175,7 @@ class _Steps(LoaderTiming):
 
     def forget(self) -> None:
         """Discard the batches that left the pipeline and were not consumed."""
-        # `read` returns each batch only once.
+        # `read` returns each batch only once, so `consume` will not get these batches.
         self._deliveries.read()
         self._prefetched.clear()
         self._parts.clear()
@@ -188,7 +188,7 @@ class _Steps(LoaderTiming):
         """
         # time.time() is the clock of tf.timestamp(), which `Deliveries` uses.
         self._begun_s = time.time()
-        self.await_step(self)
+        self.await_step(owner=self)
 
     def consume(self, num_batches: int) -> None:
         """Record the next batches as consumed.

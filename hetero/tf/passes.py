@@ -247,6 +247,7 @@ class PassLog:
             if claim is not None:
                 claim.tf_pass = begun
             self._latest = begun
+            # Only the latest pass may open again after it became void, and this pass is the latest now.
             self._dropped = None
             self._open.append(begun)
         return begun
@@ -340,8 +341,8 @@ class PassLog:
     def _pass_of_next_report(self) -> TensorFlowPass | None:
         """Return the pass of the next batch that the script reports. A report does not say which pass it means."""
         found = self._oldest_with_rest()
-        # All batches of open passes are consumed. So the batch is from the latest pass, which ended and became void
-        # while a buffer of TensorFlow still held it. Open this pass again.
+        # If all batches of open passes are consumed, the batch is from the latest pass. That pass ended and became void
+        # while a buffer of TensorFlow still held the batch. Open the pass again.
         if found is None and self._dropped is not None:
             found, self._dropped = self._dropped, None
             found.stage = Stage.ENDED

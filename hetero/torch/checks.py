@@ -162,7 +162,7 @@ def effective_seed(seed: int | None, generator: torch.Generator | None) -> int:
         check_seed(seed)
     if generator is None:
         return seed or 0
-    # 0 is the seed of a loader without a seed, so a generator counts instead of it.
+    # A loader without a seed has the seed 0. So the generator decides if ``seed`` is 0.
     if seed:
         raise ConfigError(f"both seed={seed} and generator= were passed; pass one of them")
     # torch's seeds have up to 64 bits, and a seed of hetero is a signed 64-bit integer.

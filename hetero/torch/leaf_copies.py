@@ -51,8 +51,8 @@ def copy_leaves(value: Any) -> Any:
 
     Args:
         value: Nested mappings, sequences, namedtuples and dataclasses with tensors and arrays. The copy has new
-            containers of the same types. All other objects are shared with the original, even a tensor that
-            cannot be copied, and a user's container that can neither be changed nor be made from its items.
+            containers of the same types. All other objects are shared with the original. A tensor or a user's
+            container that cannot be copied is shared too.
     """
     if isinstance(value, torch.Tensor):
         return _copy_tensor(value)
@@ -113,7 +113,7 @@ def _changed_copy(container: Any, items: list[tuple[Any, Any]]) -> Any:
         copied = copy.copy(container)
         for key, item in items:
             copied[key] = item
-    except Exception:  # noqa: BLE001
+    except Exception:  # noqa: BLE001 - a user's class, which may raise anything
         return None
     # A class may define copying as returning the object itself. Then the loop above has put the new items into the
     # original, and there is no copy.

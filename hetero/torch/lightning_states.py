@@ -25,11 +25,11 @@ def load_pending_state(pipeline: Pipeline) -> None:
     Lightning does not always load this state itself. If ``configure_optimizers`` reads
     ``trainer.estimated_stepping_batches``, as a recipe for schedulers does, Lightning builds its loaders before it
     restores the checkpoint. It loads the states of loaders only while it builds them. So a resumed run would begin its
-    epoch anew: it would train again on some samples, and leave out others.
+    epoch anew. It would train again on some samples, and leave out others.
 
     Raises:
-        ConfigError: If the checkpoint has the states of another number of loaders, or Lightning takes a batch before it
-            reads the checkpoint, which it does if the loader lacks a length.
+        ConfigError: If the checkpoint has the states of another number of loaders. Also if Lightning takes a batch
+            before it reads the checkpoint, as it does from a loader without a length.
     """
     loop, is_early = _fit_loop()
     if is_early:
@@ -61,7 +61,7 @@ def load_pending_state(pipeline: Pipeline) -> None:
                 _states_and_loaded.append(pipeline)
                 pipeline.load_state(state)
     if pipeline.progress.resumed is not None:
-        # limit_train_batches ends an epoch before the loader's end. Only Lightning knows that the epoch is over.
+        # Take the epoch from Lightning, because limit_train_batches may have ended an epoch before the loader's end.
         pipeline.set_epoch(loop.epoch_progress.current.processed, by_tool=True)
 
 
@@ -74,7 +74,8 @@ def _fit_loop() -> tuple[Any, bool]:
     is_building = False
     for name, module, frame in _frames():
         if module.endswith(".loops.fit_loop"):
-            # ``advance`` runs a pass. ``setup_data`` builds loaders, and is early unless ``run`` has called it.
+            # ``advance`` runs a pass. ``setup_data`` builds loaders. ``run`` calls it after the checkpoint is restored,
+            # and other callers call it before.
             if name == "advance":
                 return frame.f_locals.get("self"), False
             is_building = name == "setup_data" or (is_building and name != "run")

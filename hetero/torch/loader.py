@@ -87,6 +87,7 @@ class _OfWorkers(_Attribute):
         self._without_workers = without_workers
 
     def __get__(self, loader: DataLoader[Any] | None, _: type | None = None) -> Any:
+        """Return the stored value, or ``without_workers`` if rebuilt loaders must not start workers."""
         # The attribute was read from the class.
         if loader is None:
             return self
@@ -290,13 +291,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         )
         view = DatasetView(local, pipeline)
         # torch checks the arguments and sets the attributes. The batch sampler and collate function are replaced below.
-        own_order = user_sampler is None
+        has_own_order = user_sampler is None
         super().__init__(
             view,
             batch_size,
-            # torch rejects shuffle together with a sampler.
-            None if own_order else shuffle,
-            SamplerView(pipeline, view) if own_order else sampler,
+            # With its own order, this loader passes a sampler, and torch rejects shuffle together with a sampler.
+            None if has_own_order else shuffle,
+            SamplerView(pipeline, view) if has_own_order else sampler,
             batch_sampler,
             num_workers,
             collate_fn,
@@ -341,7 +342,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._has_iterator = False
         """Whether torch's loader would have kept the iterator of the last pass, because its workers are persistent."""
         self._is_made = True
-        """Whether this constructor has ended. Before, torch's constructor reads and sets the attributes."""
+        """Whether this constructor has ended. Until then, torch's constructor reads and sets the attributes."""
 
     def __iter__(self) -> Pass:  # type: ignore[override]
         """Return an iterator over the next epoch. The pass begins when its first batch is requested."""
@@ -396,7 +397,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         caller = sys._getframe(1)
         is_made = self.__dict__.get("_is_made", False)
         if stored is None or not is_made or caller.f_globals.get("__name__") != "accelerate.data_loader":
-            # torch's constructor gets what it has stored itself.
+            # Before this loader is made, torch's constructor reads the attribute. It gets the value that it has stored.
             gets_stored = not is_made or is_asked_by_tool()
             return stored if gets_stored else self._values_for_script["batch_sampler"]
         # accelerate.skip_first_batches does not shard, if the script passes it a loader that accelerate has not
@@ -479,7 +480,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     @multiprocessing_context.setter
     def multiprocessing_context(self, value: Any) -> None:
         # torch's setter checks the value against num_workers, which reads as 0 if rebuilt loaders must not start
-        # workers. Then pass None, because the setter would reject any other value.
+        # workers. In that case pass None, because the setter would reject any other value.
         stored: Any = torch.utils.data.DataLoader.multiprocessing_context
         stored.fset(self, None if fetches_for_rebuilt() else value)
 

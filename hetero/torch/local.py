@@ -81,6 +81,7 @@ class LocalFetcher:
         self._is_checked = False
         """Whether a batch was checked for values that a data host could not send."""
         self._has_warned = False
+        """Whether the warning about shared connections was logged."""
         self._has_warned_of_wait = False
         self._digests: dict[str, str] | None = None
         """Digests of what workers read, see `LocalDataset.digests`, when they were started. None if not compared."""
@@ -158,7 +159,7 @@ class LocalFetcher:
             self._on_skips(answer.skips)
         if not self._is_checked:
             self._is_checked = True
-            # Check the batch here, because otherwise the first job with data hosts would fail. Nothing is copied.
+            # Check the batch here, because otherwise the first job with data hosts would fail. This copies nothing.
             self._dataset.warn_if_only_local(batch)
         return batch
 
@@ -260,7 +261,7 @@ class LocalBatches(Iterator[Any]):
         self.is_open = True
         """Whether another batch may come."""
         self._shared_bytes: int | None = None
-        """Bytes of the first batch in shared memory."""
+        """Bytes of the first batch in shared memory. None until that batch has arrived."""
         self.request: BatchRequest | None = None
         """Request of the batch that `next` returned or raised an exception for."""
 
@@ -284,12 +285,14 @@ class LocalBatches(Iterator[Any]):
             try:
                 with self._fetcher.watched() if self._shared_bytes is None else nullcontext():
                     answer = next(self._answers)
-            except DatasetError as error:  # raised in this process, without workers: only one request is in flight
+            except DatasetError as error:
+                # Only a loader without workers raises this error here. It has only one request in flight.
                 self.request = self._requests.in_flight[0]
                 failure = error
             except StopIteration:
                 if self._plan.failure is None:
                     raise
+                # Do not keep the exception, because its traceback holds the script's frames.
                 failure, self._plan.failure = self._plan.failure, None
                 self.request = None
                 is_of_sampler = True
@@ -398,8 +401,10 @@ def _workers_survive_sigterm() -> Iterator[None]:
     finally:  # also if torch could not start all workers
         # Without HETERO_SHIELD, workers end at the first SIGTERM, so they need not be killed.
         for process in multiprocessing.active_children() if SHIELD_VARIABLE in os.environ else ():
+            # torch's workers are daemons, and multiprocessing sends SIGTERM to daemons only.
             if process.daemon and process not in before:
                 # A finalizer and not `atexit`, because a process that multiprocessing has started runs only finalizers.
+                # With a priority of at least 0, the finalizer runs before multiprocessing waits for the workers.
                 Finalize(process, _kill_at_exit, (weakref.ref(process),), exitpriority=0)
 
 

@@ -60,10 +60,9 @@ class LocalDataset:
         """Values of the globals that the data set's code reads, from the process that starts the workers. Set only for
         workers that import the script anew."""
         self.connections: set[str] = set()
-        """Names of connections and pipes that were opened while the data set was built here, or computed samples
-        here."""
+        """Names of connections and pipes that the data set's code opened in this process."""
         self._files: dict[int, str] = {}
-        """Files that were opened at the same times, by descriptor."""
+        """Files that the data set's code opened in this process, by descriptor."""
         self._inherited: BuiltDataset | None = None
         """The data set of the process that forked this one. Set if this process has built its own data set. The object
         is kept, because freeing it may close connections of the parent process."""
@@ -79,8 +78,9 @@ class LocalDataset:
     def is_constant(self) -> bool:
         """Whether workers for the next epoch would compute the same batches as present workers, if no global changes.
 
-        False if the script may change the data set or one of the two functions between two epochs. It may change a data
-        set object (a spec is constant), a callable object, and the variables of a function's enclosing function.
+        False if the script may change the data set, ``collate_fn`` or ``worker_init_fn`` between two epochs. It may
+        change a data set object (a spec is constant), a callable object, and the variables of a function's enclosing
+        function.
         """
         functions = [each for each in (self._collate_fn, self._worker_init_fn) if each is not None]
         is_plain = all(isinstance(each, FunctionType) and not each.__closure__ for each in functions)
@@ -92,7 +92,8 @@ class LocalDataset:
         Raises:
             TypeError: If the data set does not have a length.
         """
-        # `built` is a cached property, which is in the dictionary after its first use. Do not build here.
+        # `built` is a cached property, which is in the dictionary after its first use. Do not build here,
+        # because the spec may ask another process for the length.
         is_built = isinstance(self.subject, DatasetSpec) and "built" in self.__dict__
         return len(self.built if is_built else self.subject)
 
@@ -144,8 +145,8 @@ class LocalDataset:
         Raises:
             DatasetError: If the factory or ``worker_init_fn`` raises.
         """
-        # Ignore the platform's SIGTERM. torchrun sends it to the whole group of a rank, and when workers ended, the job
-        # lost its last checkpoint.
+        # Ignore the first SIGTERM, because torchrun sends it to the whole process group of a rank. Without this
+        # call, the workers ended, and the job lost its last checkpoint.
         survive_first_sigterm()
         info = torch.utils.data.get_worker_info()
         assert info is not None
@@ -178,7 +179,7 @@ class LocalDataset:
         return GlobalsReader(root, self._collate_fn, self._worker_init_fn)
 
     def digests(self) -> dict[str, str]:
-        """Return digests of what the script may change while workers run: globals, and attributes of an object.
+        """Return digests of what the script may change while workers run: globals, and attributes of a data set object.
 
         Attributes that the object's own code sets, for example in ``set_epoch``, count too. The object makes no samples
         in this process, so only the script can have caused such a change.
@@ -233,8 +234,10 @@ class LocalDataset:
     def _fetch_own(self, request: BatchRequest, on_skips: Callable[[Skips], object] | None) -> Any:
         """Compute a batch that shares no memory with the data set."""
         batch = fetch(self.built, request, on_skips=on_skips)
+        # The first batch may have added warnings. In workers, log them only in the first one. The index is 0 there, and
+        # also without workers.
         if self.built.warnings and not self.built.worker_index:
-            self.built.log_warnings()  # the first batch may have added warnings
+            self.built.log_warnings()
         # torch's own collation makes new tensors, so only other batches are copied.
         return batch if self.built.makes_new_memory(collate=request.collate) else copy_leaves(batch)
 

@@ -68,7 +68,7 @@ class _Feed:
 
     @property
     def default_order(self) -> tuple[object, ...] | None:
-        """The values that decide the order of a shuffled pass without a seed of the script. None for other passes."""
+        """The values that decide the order of a whole shuffled epoch with the default seed. None for other passes."""
         options = self.pipeline.options
         if not options.shuffle or not self.pipeline.has_own_order or options.has_seed or self._start.batches:
             return None
@@ -93,7 +93,7 @@ class _Feed:
     def lost(self, request: BatchRequest) -> None:
         """Record that a batch raised, and log the first such batch.
 
-        This pass continues with the next batch. A pass that resumes from a state taken now does the same.
+        Both this pass and a pass that resumes from a state taken now continue with the next batch.
         """
         self._num_lost += 1
         self._passed()
@@ -188,7 +188,7 @@ class Pass(Iterator[Any]):
                 self._feed.num_prefetched = int(caller in _PREFETCH_ONE or is_prefetched())
                 self._batches = self._feed.open()
                 warn_of_same_order(self, self.pipeline, self._feed.default_order)
-                # The pass has no batches if nothing was left of its epoch.
+                # If nothing was left of the epoch, the pass has no batches and is over already.
                 self._hand_over_source()
                 if self._has_delivered_all:
                     raise StopIteration
@@ -237,6 +237,7 @@ class Pass(Iterator[Any]):
         # Keep a copy without the traceback, whose frames hold this pass and the variables of the training function.
         try:
             self._failure = copy.copy(error).with_traceback(None)
+            # copy.copy leaves the cause out.
             self._failure.__cause__ = error.__cause__
         except Exception:  # noqa: BLE001 - a user's exception that cannot be copied
             self._failure = error

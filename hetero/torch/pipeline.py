@@ -82,6 +82,7 @@ class Pipeline(LoaderPipeline):
         """A tool consumes every n-th batch of a pass. This is n, None until it is known. See `ViewPass`."""
         self._has_warned = False
         self.has_own_order = sampler_order is None
+        # With a batch sampler, the option batch_size is None, but each element is a batch and not a single sample.
         self.collate = self.collate or (sampler_order is not None and sampler_order.is_batch_sampler)
         self.has_workers = workers.num_workers > 0
         self.permute = torch_permutation if options.order == "torch" else None
@@ -106,7 +107,7 @@ class Pipeline(LoaderPipeline):
         """Return the length of the data set, taken from the built object itself if this process builds it."""
         if is_remote() or not builds_here(self.local, self.workers):
             return len(self.subject)
-        _ = self.local.built
+        _ = self.local.built  # build the data set, because `len` below does not
         return len(self.local)
 
     def fingerprint(self) -> str | None:
@@ -122,7 +123,7 @@ class Pipeline(LoaderPipeline):
             return describe(self.local.built).fingerprint
 
     def num_batches(self) -> int:
-        """Return the number of batches of an epoch on this rank."""
+        """Return the number of batches of a pass on this rank: all of an epoch, or less in ``hetero check``."""
         if self.sampler_order is None:
             return super().num_batches()
         return min(self.sampler_order.num_batches(), self.max_pass_batches)
@@ -147,7 +148,7 @@ class Pipeline(LoaderPipeline):
         return self.shortened(planned)
 
     def set_epoch(self, epoch: int, *, by_tool: bool = False) -> None:
-        """Set the epoch of the next pass, in the loader and in the user's sampler."""
+        """Set the next pass's epoch, in the loader and the user's sampler. Warn if this skips the rest of an epoch."""
         resumed = self.progress.resumed
         if by_tool:
             self.progress.set_epoch_by_tool(epoch)
@@ -251,10 +252,9 @@ class Pipeline(LoaderPipeline):
             self._ranks.check_seed(self.options.seed, loader=self.name)
         if start.batches:
             start.check_within(self.num_global_batches(start))
-        # Nothing is left of the loaded state's epoch, on any rank.
+        # If nothing is left of the loaded state's epoch on any rank, this pass becomes the next epoch. But if the loop
+        # had not ended when the state was taken, or if the script has named this epoch, the pass has no batches.
         if start.batches and self.is_through(start):
-            # The loop had not ended when the state was taken, or the script has named this epoch. So the loop runs once
-            # more, without batches.
             if not start.may_become_next_epoch:
                 return start, iter(())
             start = self.progress.skip_to_next_epoch()
@@ -298,7 +298,7 @@ class Pipeline(LoaderPipeline):
     def open(self, requests: EpochRequests) -> Batches:
         """Return the batches of ``requests``, in order, prefetched from endpoints or fetched locally.
 
-        In a profile run, kept batches replace them after some time.
+        In a profile run, batches that were kept in memory replace them after some time (`ProfiledBatches`).
 
         Raises:
             ConfigError: If this process is a child of a rank, which cannot fetch from the endpoints of the job.
@@ -309,7 +309,7 @@ class Pipeline(LoaderPipeline):
             return self._open_source(requests)
         if self._profiler is None:
             num_processes = 0 if session.remote else self.workers.num_workers
-            # While the measurement runs the data set's code, note the files that it opens.
+            # Note what the data set's code opens, because workers that are forked later share its connections.
             measure = self.local.noting_files()(functools.partial(measure_here, lambda: self.local.built))
             profiler = LoaderProfiler(self, session, KeptBatches(), num_processes=num_processes, measure=measure)
             self._profiler = profiler.shared(session)
@@ -345,7 +345,7 @@ class Pipeline(LoaderPipeline):
         left = None
         if self.sampler_order is not None and position.sampler is None and self.progress.is_between_passes:
             left = self.sampler_order.left_position()
-        # `position` has values of a loaded state whose pass has not begun. Those that it lacks are this loader's own.
+        # Until the pass of a loaded state begins, `position` has values of the state. This loader has all other values.
         return replace(
             facts,
             epoch=position.epoch,
@@ -394,11 +394,11 @@ class Pipeline(LoaderPipeline):
         self.progress.resume(state)
         self.prefetched.discard()
         self._restores_epoch = state.sampler_epoch is not None
-        # The state was taken between two passes, so the next pass begins where the sampler was left.
+        # If the state was taken between two passes, the next pass begins where the sampler was left.
         if state.left is not None and self.sampler_order is not None and self.sampler_order.is_stateful:
             epoch: Any = state.left["epoch"]
             self.sampler_order.restore_left_position(epoch, state.left["sampler"])
-        self.consumed_elsewhere = False
+        self.consumed_elsewhere = False  # the position is known again, because it is that of the loaded state
 
     def __getstate__(self) -> dict[str, Any]:
         live = ("_timer", "_timed", "_fetcher", "_profiler", "fill_up", "prefetched")
@@ -434,7 +434,7 @@ class Pipeline(LoaderPipeline):
         return state
 
     def is_over(self, start: Start) -> bool:
-        """Return whether no batch is left from ``start`` on. True if unknown: `warn_of_rest` must not warn in vain."""
+        """Return whether no batch is left from ``start`` on. True if unknown, because `warn_of_rest` must be sure."""
         if self.sampler_order is None:
             return super().is_over(start)
         try:
@@ -466,7 +466,7 @@ class Pipeline(LoaderPipeline):
             )
 
     def _check_length(self, order: SamplerOrder, start: Start) -> None:
-        """Reject a position within an epoch if the sampler had another length then. The sampler is already prepared.
+        """Reject a position in an epoch in which the sampler had another length. The sampler must be prepared already.
 
         Raises:
             ConfigError: If the lengths differ, or the position is past the end of the epoch.

@@ -56,8 +56,8 @@ def why_too_small(batch: Any, num_prefetched: int, num_workers: int) -> str | No
     """Return why shared memory is too small for this batch or for all waiting batches. Return None if they may fit.
 
     There are two checks. All waiting batches together, each as large as this one, must fit into the total size of
-    shared memory, because another process may release its part until they are there. This batch alone must fit into the
-    free part, because it is sent now.
+    shared memory. The free part does not count for them, because other processes may release memory before they arrive.
+    This batch alone must fit into the free part, because it is sent now.
 
     Args:
         batch: A worker's batch that is about to be sent.
@@ -97,7 +97,7 @@ def why_full(exception: str) -> str | None:
 
 
 def _full(room: int, free: int, need: str) -> str:
-    """Return the error text for shared memory that is full. ``need``: what needs more of it."""
+    """Return the error text for shared memory that is full. ``need`` says what needs more of it."""
     return (
         f"shared memory ({FOLDER}) is full: {_mib(room)}, {_mib(free)} free, and {need}\n"
         f"  it holds what workers have sent, and every batch that the script keeps\n{_ADVICE}"

@@ -210,9 +210,9 @@ class ViewPass:
     def _open_reader(self, batch: RequestedBatch, stride: int, *, is_first: bool) -> None:
         """Open a reader of ``batch`` and of every n-th batch after it, where n is ``stride``.
 
-        The requests of the next epoch follow if this is the first batch that the tool fetches in the pass
-        (``is_first``), and the tool has skipped none. It will then take the batches of the next epoch at the same
-        places as in this epoch. A tool that skips batches, to resume, does so in one epoch only.
+        The requests of the next epoch follow only if this is the first batch that the tool fetches in the pass
+        (``is_first``), and the tool has skipped none. Such a tool takes its batches at the same places in the next
+        epoch. A tool that skips batches to resume does so in one epoch only, so its places change.
         """
         pipeline, chosen = self._pipeline, (batch.number, stride, int(self._all_ranks))
         # A number of at least n means that the tool has skipped batches.
@@ -235,7 +235,7 @@ class ViewPass:
             following = self._get(following.number + stride)
 
     def _end_reading(self) -> None:
-        """Let the loader keep the reader if it has delivered the last batch of the pass. Else close it."""
+        """Pass the reader to the loader, which keeps it for the next epoch or closes it (`Prefetched.keep`)."""
         reader, self._reader = self._reader, None
         if reader is not None and self._requests is not None:
             self._pipeline.prefetched.keep(reader, self._requests)

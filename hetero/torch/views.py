@@ -293,12 +293,14 @@ class BatchSamplerView(torch.utils.data.BatchSampler):
     def __iter__(self) -> Iterator[list[Any]]:
         if self.pipeline is not None:
             return iter(ViewPass(self.pipeline, all_ranks=self.all_ranks))
+        # A tool passed another sampler than the loader's. In this case the constructor demands a batch size.
         assert self.batch_size is not None
         return iter(torch.utils.data.BatchSampler(self.sampler, self.batch_size, self.drop_last))
 
     def __len__(self) -> int:
         """Return the number of batches that this sampler yields in an epoch."""
         if self.pipeline is None:
+            # A tool passed another sampler than the loader's. In this case the constructor demands a batch size.
             assert self.batch_size is not None
             return len(torch.utils.data.BatchSampler(self.sampler, self.batch_size, self.drop_last))
         # The loader's own order has batches for each rank. A user's sampler yields only the batches of this rank.

@@ -80,9 +80,11 @@ def client_options() -> tuple[Option, ...]:
         # this time, each other host has to connect, and learn why the job has failed.
         ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.max_reconnect_backoff_ms", 1_000),
-        # This is also the limit of one connection attempt. The default of 20 s hides a host that drops packets.
+        # This option also limits one connection attempt. With the default of 20 s, a host that drops packets is noticed
+        # late.
         ("grpc.min_reconnect_backoff_ms", 5_000),
-        # http_proxy and friends hijack connections between hosts of the job (grpc issues 9989, 11896, 15942).
+        # Otherwise http_proxy and similar variables lead connections between hosts of the job through a proxy (grpc
+        # issues 9989, 11896, 15942).
         ("grpc.enable_http_proxy", 0),
         # TXT look-ups for a service config are off, because all addresses are numeric.
         ("grpc.service_config_disable_resolution", 1),
@@ -215,6 +217,7 @@ def short_details(error: grpc.RpcError) -> str:
 
 def find_owner(address: str, port: int) -> str:
     """Return a description of the process that listens on a port, or an empty text if this user cannot see one."""
+    # Port 0 asks for any free port, so no process can have taken it.
     if port == 0:
         return ""
     import psutil

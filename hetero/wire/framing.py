@@ -312,7 +312,7 @@ class BatchDecoder:
         Raises:
             ChecksumError: If the batch or a block is now complete, and arrived damaged.
         """
-        # With compression, the leaf grows by whole blocks: by 0 bytes until a block is complete.
+        # With compression, the leaf grows by a whole block when that block is complete, and by 0 bytes before.
         if self._blocks is not None:
             nbytes = self._blocks.filled(nbytes, self._block())
         self._hasher.update(self._buffers[-1][self._filled : self._filled + nbytes])
@@ -374,6 +374,7 @@ class BatchDecoder:
         """Check the header's fields about compression, before anything is allocated."""
         compression = compression_from_proto(header.compression)
         if compression is None:
+            # The request named a compression. An endpoint leaves it out only if it lacks the package.
             self.lacks_compression = True
             return
         if self._codec is None or compression != self._compression:

@@ -81,6 +81,7 @@ def _tree(index: Index, depth: int = 0) -> Tree:
     if isinstance(index, int) and _num_bytes(index) > _MAX_INTEGER_BYTES:
         raise ConfigError(f"the index of {_num_bytes(index)} bytes exceeds {_MAX_INTEGER_BYTES} bytes")
     # Look for bool first, because a bool is an int too, and must not arrive at the data set as an int.
+    # Make a plain value of a subclass, such as np.float64, because `encode_items` knows only plain types.
     for kind in (bool, int, float, str, bytes):
         if isinstance(index, kind):
             return kind(index)  # type: ignore[arg-type]

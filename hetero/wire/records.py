@@ -94,7 +94,7 @@ def printable(max_chars: int, what: str) -> Wire:
 
 
 def fields_of(record: Any) -> dict[str, Any]:
-    """Return the arguments of the message for a record. Records inside it become dicts, which protobuf accepts."""
+    """Return the arguments that make a record's message. Records inside it become dicts, which protobuf accepts."""
     fields: dict[str, Any] = {}
     for column in _columns(type(record)):
         value = getattr(record, column.name)
@@ -111,7 +111,7 @@ def record_of(kind: type[_Record], message: Message, outer: Message | None = Non
     Args:
         kind: The record's class.
         message: The message, which may come from any process.
-        outer: The message that contains this one. Needed for records with a field that is in the containing message.
+        outer: The message that contains this one. Needed only if a field of the record is in that message.
 
     Raises:
         ProtocolError: If a value is not allowed.

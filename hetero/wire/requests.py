@@ -57,7 +57,7 @@ def spec_from_proto(message: pb.DatasetSpec) -> DatasetSpec:
 
 
 def to_proto(request: BatchRequest, limits: Limits = _DEFAULT_LIMITS) -> pb.FetchRequest:
-    """Return the message of a request for a batch of at most ``limits.max_batch_bytes``.
+    """Return the message of a request. It allows a batch of at most ``limits.max_batch_bytes``.
 
     Raises:
         ConfigError: If the request exceeds a limit, or a number is out of range.
@@ -77,6 +77,7 @@ def to_proto(request: BatchRequest, limits: Limits = _DEFAULT_LIMITS) -> pb.Fetc
             items = [pb.Helper(**dataclasses.asdict(each)) for each in request.helpers]
             message.helpers = pb.Helpers(items=items).SerializeToString()
             message.owners = request.owners.tobytes()
+        # There is no other kind of work yet. A new kind needs its own module in `hetero.wire`, see `Work`.
         assert isinstance(request.work, IndexedWork)
         indexed.write(message, request.work)
     except ValueError as exc:

@@ -191,6 +191,7 @@ class TlsSession:
         Raises:
             TlsError: If the handshake failed. The bytes in `outgoing` tell the other side the reason.
         """
+        # No lock is needed, because no other thread uses the session before the handshake is complete.
         try:
             self._ssl.do_handshake()
         except ssl.SSLWantReadError:
@@ -245,6 +246,7 @@ class TlsSession:
 def _translated(error: ssl.SSLError) -> TlsError:
     """Return hetero's exception for the library's exception."""
     if isinstance(error, ssl.SSLCertVerificationError):
+        # `verify_message` has only the reason, without the words that `diagnose` looks for.
         found = diagnose(f"CERTIFICATE_VERIFY_FAILED: {error.verify_message}")
     else:
         found = diagnose(error.reason or str(error))

@@ -136,7 +136,7 @@ def decode_items(data: bytes) -> tuple[Tree, ...]:
     """
     # Each part, and each byte of a text, takes at least one byte of ``data``. So the size of ``data`` bounds both.
     limits = Limits(max_nodes=MAX_PARSED_BYTES, max_inline_bytes=MAX_PARSED_BYTES)
-    return _TreeReader(limits).trees(parse_bounded(pb.Children, data).items, 0)
+    return _TreeReader(limits).trees(parse_bounded(pb.Children, data).items, depth=0)
 
 
 def _decode(data: bytes, limits: Limits) -> tuple[Tree, tuple[LeafShape, ...]]:
@@ -151,7 +151,7 @@ def _decode(data: bytes, limits: Limits) -> tuple[Tree, tuple[LeafShape, ...]]:
     if list_items > limits.max_list_items:
         raise ProtocolError(f"the lists have {list_items} items, at most {limits.max_list_items} are allowed")
     reader = _TreeReader(limits)
-    tree = reader.tree(message.root, 0)
+    tree = reader.tree(message.root, depth=0)
     if reader.num_leaves != len(leaves):
         raise ProtocolError(f"a batch mentions {reader.num_leaves} of its {len(leaves)} leaves")
     return tree, leaves
@@ -230,7 +230,7 @@ class _TreeReader:
             # building a set of them takes n squared steps.
             if not all(map(is_hashable, items)) or collide(items) or len(set(items)) != len(items):
                 raise ProtocolError("the items of a set repeat, have the same hash or cannot be in one")
-            return SetTree(items, kind == "frozen_set")
+            return SetTree(items, is_frozen=kind == "frozen_set")
         if kind == "mapping":
             mapping = node.mapping
             keys = tuple([self._key(key, depth) for key in mapping.keys])

@@ -65,7 +65,7 @@ class _Unreadable(bytes):
     """Empty content of an object that cannot be inspected."""
 
     def __new__(cls, error: Exception) -> _Unreadable:
-        """Keep the exception that the object raised."""
+        """Make empty bytes that carry the exception that the object raised."""
         made = super().__new__(cls)
         made.error = error
         return made
@@ -75,7 +75,7 @@ class _Unreadable(bytes):
 
 def freeze(value: object) -> Frozen:
     """Copy everything that `compare` compares. The memory of the value may then be reused."""
-    return Frozen(tuple((path, head, _content(body)) for path, head, body in _walk(value, "", 0)))
+    return Frozen(tuple((path, head, _content(body)) for path, head, body in _walk(value, path="", depth=0)))
 
 
 def compare(first: object, second: object) -> Difference | None:
@@ -92,10 +92,11 @@ def compare(first: object, second: object) -> Difference | None:
         first: A value, or a frozen value.
         second: A value.
     """
-    parts = first.parts if isinstance(first, Frozen) else _walk(first, "", 0)
+    parts = first.parts if isinstance(first, Frozen) else _walk(first, path="", depth=0)
+    other_parts = _walk(second, path="", depth=0)
     # strict=False is safe. The head of a container contains its length and comes before its items. Containers of
     # different lengths therefore differ before one of the walks ends.
-    for (path, head, body), (_, other_head, other_body) in zip(parts, _walk(second, "", 0), strict=False):
+    for (path, head, body), (_, other_head, other_body) in zip(parts, other_parts, strict=False):
         if head != other_head:
             return Difference(path, f"{head} against {other_head}")
         one, other = _content(body), _content(other_body)
@@ -117,7 +118,7 @@ def digest(value: object, *, skip_unreadable: bool = False) -> bytes:
             would be equal for different values.
     """
     hasher = blake2b(digest_size=16, person=b"hetero.content")
-    for _path, head, body in _walk(value, "", 0):
+    for _path, head, body in _walk(value, path="", depth=0):
         if isinstance(body, _Unreadable) and not skip_unreadable:
             raise body.error
         name = head.encode("utf-8", "surrogatepass")
@@ -137,7 +138,7 @@ def sketch(value: object) -> bytes:
     for the CPU. Hosts of different types must nevertheless agree that they have the same data.
     """
     hasher = blake2b(digest_size=16)
-    for _path, head, body in _walk(value, "", 0):
+    for _path, head, body in _walk(value, path="", depth=0):
         # Only arrays that rounding can affect are replaced by coarse statistics.
         content = body if isinstance(body, bytes) or not _is_rounded(body) else _coarse(body)
         # Hash the length of the head before the head, and of the content before the content. Otherwise different parts
@@ -189,6 +190,7 @@ def _walk_inside(value: Any, path: str, depth: int) -> Iterator[_Part]:
     elif isinstance(value, bytes | bytearray | memoryview):
         yield path, name, bytes(value)
     elif isinstance(value, float):
+        # Make an array, because `sketch` ignores rounding only in arrays.
         yield path, name, np.array([value])
     elif value is None or isinstance(value, int | complex):
         yield path, name, repr(value).encode()

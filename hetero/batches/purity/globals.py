@@ -93,7 +93,7 @@ class GlobalsReader:
 
     def __init__(self, *roots: Any) -> None:
         self._roots = roots
-        # `_noted` has the values in a data set's functions under its name. An object without a factory has no name.
+        # Name of the data set in `_noted`. Empty for an object that no factory made.
         self._name = next((root.name for root in roots if isinstance(root, DatasetFactory)), "")
         self._changed_here: set[str] = set()
         """Labels of the globals that the data set's code has changed when it ran here."""
@@ -101,7 +101,7 @@ class GlobalsReader:
         """Labels of the globals whose difference was logged."""
 
     def read(self) -> dict[str, GlobalValue]:
-        """Return plain values and callables in globals, and the files with the code, by label.
+        """Return the plain values and callables in globals, by label. The files with the code have entries too.
 
         Globals that the data set's code changes are left out. These are caches and counters, which may differ.
         """
@@ -126,7 +126,7 @@ class GlobalsReader:
         # digest here is that of the file that this process has imported, so the file counts as unchanged.
         for name, namespace in reached.modules.items():
             label = _SOURCE + ("the script" if name in SCRIPT_NAMES else name)
-            found[label] = GlobalValue(_source_digest(str(namespace.get("__file__"))), "a file", changed_from="")
+            found[label] = GlobalValue(_source_digest(str(namespace.get("__file__"))), shown="a file", changed_from="")
         return found
 
     def digests(self) -> dict[str, str]:

@@ -46,13 +46,14 @@ class Overlaps:
 
         Args:
             spec: Spec of the data set that was built.
-            dataset: Data set that the factory returned. It is ignored unless it is torch's ``Subset``, which may be a
-                subset of another ``Subset``.
+            dataset: Data set that the factory returned. Only torch's ``Subset`` is compared. It may be a subset of
+                another ``Subset``.
         """
         torch_data = imported("torch.utils.data")
         if torch_data is None or type(dataset) is not torch_data.Subset or len(dataset) > _MAX_INDICES:
             return ()
         try:
+            # `base` is a pair of a name for the warning and a digest.
             base, indices = _part(torch_data, dataset)
         except Exception:  # noqa: BLE001 - a data set without a length, or indices that are not numbers
             return ()
@@ -76,7 +77,8 @@ def _part(torch_data: Any, dataset: Any) -> tuple[tuple[str, bytes], npt.NDArray
 
     Two data sets with the same lists, arrays and paths count as the same. Transforms do not count, because training and
     validation with different transforms may still use the same files. Numbers and text may be options, which may
-    differ in the same way. So numbers and text count only if the data set has no lists, arrays and paths.
+    also differ between training and validation. So numbers and text count only if the data set has no lists, arrays and
+    paths.
 
     Raises:
         TypeError: If the indices are not integers, or the data set inside lacks a length.

@@ -101,7 +101,7 @@ def reach(roots: Iterable[Any], *, without: Iterable[Any] = ()) -> Reach:
     for excluded in without:
         walk.leave_out(excluded)
     for root in roots:
-        walk.push(root, 0)
+        walk.push(root, depth=0)
     walk.run()
     return walk.found
 
@@ -151,7 +151,7 @@ class _Walk:
     def push(self, value: Any, depth: int) -> None:
         """Queue an object, unless it was visited, is a plain value, or too many were visited.
 
-        ``depth`` counts the objects on the way from a function or class. Each of them holds the next one.
+        ``depth`` is the number of objects on the way from the last function or class to this object.
         """
         if isinstance(value, _SCALARS) or id(value) in self._seen or len(self._seen) >= _MAX_OBJECTS:
             return
@@ -177,7 +177,7 @@ class _Walk:
         elif isinstance(value, type):
             self._visit_class(value)
         elif isinstance(value, DatasetFactory):
-            self._push_all((value.function, value.collate_fn, value.worker_init_fn, value.fingerprint), 0)
+            self._push_all((value.function, value.collate_fn, value.worker_init_fn, value.fingerprint), depth=0)
             for place in value_places(value):
                 self._note(place)
         # Follow an object only to a bounded depth. A logger, for example, leads to all handlers of the program, and so
@@ -202,19 +202,19 @@ class _Walk:
                 if name in names and not uses_super:
                     continue
                 names.add(name)
-                self.push(value, 0)
+                self.push(value, depth=0)
                 uses_super = uses_super or _uses_super(value)
                 if name in places:
                     self._note(places[name])
 
     def _visit_function(self, function: FunctionType) -> None:
         """Visit the function inside a decorator, the defaults, the variables of enclosing functions, and the code."""
-        self.push(vars(function).get("__wrapped__"), 0)
-        self._push_all(function.__defaults__ or (), 0)
-        self._push_all((function.__kwdefaults__ or {}).values(), 0)
+        self.push(vars(function).get("__wrapped__"), depth=0)
+        self._push_all(function.__defaults__ or (), depth=0)
+        self._push_all((function.__kwdefaults__ or {}).values(), depth=0)
         for cell in function.__closure__ or ():
             try:
-                self.push(cell.cell_contents, 0)
+                self.push(cell.cell_contents, depth=0)
             except ValueError:
                 # The cell is still empty.
                 continue
@@ -222,7 +222,7 @@ class _Walk:
         if _is_user(namespace):
             self.found.modules[str(namespace.get("__name__"))] = namespace
             self.found.functions.append(function.__code__)
-            self._scan(function.__code__, namespace, ())
+            self._scan(function.__code__, namespace, modules=())
 
     def _scan(self, code: CodeType, namespace: dict[str, Any], modules: Iterable[ModuleType]) -> None:
         """Record the names that compiled code reads. ``modules`` are the modules that enclosing functions import."""
@@ -259,7 +259,8 @@ class _Walk:
 
     def _imported(self, name: str, namespace: Mapping[str, Any]) -> Iterator[ModuleType]:
         """Yield the user's modules that an import statement may mean. The name may be relative to a package."""
-        # `from . import settings` has an empty name. `import a.b` makes `a` a local variable.
+        # `from . import settings` has an empty name, and reads `settings` from the package. `import a.b` makes `a` a
+        # local variable, so it may mean `a` too.
         names = (name or namespace.get("__package__"), name.partition(".")[0])
         for module in self._user_modules:
             if module.__name__ in names or module.__name__.endswith(f".{name}"):
@@ -272,7 +273,7 @@ class _Walk:
         value = namespace[name]
         if not isinstance(value, ModuleType):
             self._note(Place(_prefix(namespace.get("__name__", "")) + name, namespace, name))
-            self.push(value, 0)
+            self.push(value, depth=0)
         return value
 
     def _note(self, place: Place) -> None:
@@ -304,9 +305,10 @@ def _parts(value: Any) -> list[Any]:
 
 
 def _class_places(kind: type) -> Iterator[Place]:
-    """Yield the attributes that a class itself has. None for an enumeration, because its attributes are constants."""
+    """Yield the attributes that a class itself has. Skip an enumeration, because its attributes are constants."""
     if not issubclass(kind, enum.Enum):
         for name in list(vars(kind)):
+            # Skip attributes that Python itself adds, for example `_abc_impl` to an abstract class.
             if not name.startswith(("__", "_abc_")):
                 yield Place(f"{_prefix(kind.__module__)}{kind.__qualname__}.{name}", kind, name)
 
@@ -382,8 +384,9 @@ def _is_user_file(file: str, script_folder: str | None) -> bool:
     libraries = _libraries()
     path_below_script = path
     if script_folder is not None and _is_inside(path, (script_folder,)):
-        # The script may be part of an installed package, and its folder may contain a virtual environment.
+        # The script may be part of an installed package, so ignore the path to its folder.
         path_below_script = path[len(script_folder) :]
+        # The folder may contain a virtual environment, so keep only the libraries in it.
         libraries = tuple(library for library in libraries if _is_inside(library, (script_folder,)))
     is_installed = bool({"site-packages", "dist-packages"} & set(Path(path_below_script).parts))
     return not is_installed and not _is_inside(path, libraries)

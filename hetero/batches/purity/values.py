@@ -176,6 +176,7 @@ class _Digest:
 
     def _of_items(self, name: str, items: Collection[Any]) -> bytes:
         """Return the digest of a container of this type name with these items, in order."""
+        # Each item takes at least one byte, so reject too many items before they are encoded.
         self._count(len(items))
         # Hash scalars all at once, because a list of files may have millions of items.
         if _SCALARS.issuperset(map(type, items)):

@@ -96,7 +96,7 @@ def flatten(batch: Any, limits: StructureLimits | None = None) -> tuple[Tree, li
     """
     flattener = _Flattener(limits or StructureLimits())
     try:
-        return flattener.tree(batch, 0), flattener.leaves
+        return flattener.tree(batch, depth=0), flattener.leaves
     except TooLarge as too_large:
         limit = flattener.limits.max_batch_bytes
         raise UnsupportedBatchError(
@@ -184,7 +184,7 @@ class _Flattener:
                 raise Unsendable(
                     f"a {kind.__name__} can be sent of numbers, short str and bytes, and tuples of these only"
                 )
-            return SetTree(self._without_collisions(items, kind), kind is frozenset)
+            return SetTree(self._without_collisions(items, kind), is_frozen=kind is frozenset)
         return self._record(value, kind, depth)
 
     def _mapping(self, value: Mapping[Any, Any], depth: int) -> MappingTree:
@@ -246,7 +246,9 @@ class _Flattener:
         return items
 
     def _check_name(self, name: str) -> None:
+        """Count a key, or the name of a field or type. Reject it if the tree cannot hold it."""
         self.nodes_left -= 1
+        # Measure a name with lone surrogates too. `_is_utf8` rejects it below.
         size = len(name.encode(errors="replace"))
         if size > self.limits.max_inline_bytes or not _is_utf8(name):
             raise Unsendable(f"the key {name!r:.60} is not UTF-8 of at most {self.limits.max_inline_bytes} bytes")

@@ -25,7 +25,7 @@ def array_strides(array: np.ndarray[Any, Any]) -> tuple[int, ...]:
         return ()
     # Sort the dimensions as NumPy does. Without gaps or overlaps the result has the memory order of the array itself.
     order = sorted(range(array.ndim), key=lambda dim: -abs(array.strides[dim]))
-    # In Fortran order, the strides of dimensions with one element may be out of order, and NumPy ignores them.
+    # In Fortran order, do not sort by strides, because the strides of dimensions with one element may be out of order.
     if array.flags.f_contiguous:
         order = list(range(array.ndim))[::-1]
     strides, stride = [0] * array.ndim, 1
@@ -46,6 +46,7 @@ def tensor_strides(torch: Any, tensor: Any) -> tuple[int, ...]:
     # use it only if there are none.
     if (tensor.is_contiguous() and 1 not in shape and 0 not in shape) or is_c_order(shape, strides):
         return ()
+    # torch gives a new tensor like this one the strides of the clone. On the device meta, a tensor has no memory.
     if not is_dense(shape, strides):
         strides = torch.empty_like(tensor, device="meta").stride()
     return () if is_c_order(shape, strides) else tuple(strides)
@@ -57,7 +58,7 @@ def is_c_order(shape: Sequence[int], strides: Sequence[int]) -> bool:
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
         if stride != expected:
             return False
-        # An empty tensor has the strides of a tensor that has the size 1 wherever the empty one has the size 0.
+        # For the strides of an empty tensor, torch counts a size of 0 as 1.
         expected *= max(size, 1)
     return True
 
@@ -66,7 +67,7 @@ def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Return whether the elements fill their memory, in any order of dimensions. True without elements."""
     if 0 in shape:
         return True
-    # In the order of their strides, each dimension must begin where the dimensions before end.
+    # Sort the dimensions by stride. Each stride must be the number of elements in the dimensions before it.
     expected = 1
     for stride, size in sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size > 1):
         if stride != expected:

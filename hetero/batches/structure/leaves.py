@@ -133,8 +133,8 @@ class LeafShape:
         # The shape of a scalar is empty, and that of a list has one dimension. Tensors and arrays may have any number.
         if ndim > max_ndim or ndim != {"scalar": 0, "list": 1}.get(self.container, ndim):
             raise ProtocolError(f"a {self.container} leaf has {ndim} dimensions, at most {max_ndim} are allowed")
-        # Check the size, which cannot overflow as a Python integer. Ignore zeros in the shape, because the other
-        # dimensions of an empty array are limited too.
+        # Limit the size. Integers of Python cannot overflow. Ignore zeros in the shape, because a size of 0 would leave
+        # the other dimensions of an empty array without a limit.
         item_bytes = text_or_date.itemsize if text_or_date else _ITEM_BYTES.get(self.dtype, _LENGTH.itemsize)
         size = math.prod(dim for dim in self.shape if dim) * item_bytes
         if size > max_bytes or self.nbytes > max_bytes:
@@ -200,7 +200,8 @@ def numpy_leaf(value: Any, max_bytes: int) -> Leaf:
         if array.dtype.kind in "US" and array[()] != value:
             raise Unsendable(f"a {type(value).__name__} that ends in zeros cannot be sent; convert it to str or bytes")
         return _fixed("scalar", name, array, max_bytes)
-    # Send the elements in the order that a copy has in memory. The transposed array has this order as its C order.
+    # Send the elements in the order that a copy has in memory. Sort the dimensions by their strides in the copy. Then
+    # the C order of the transposed array is this order.
     strides = array_strides(value)
     in_order = value.transpose(sorted(range(value.ndim), key=lambda dim: -strides[dim])) if strides else value
     return _fixed("array", name, in_order, max_bytes, shape=value.shape, strides=strides)
@@ -307,6 +308,7 @@ def _fixed(
     else:
         # A scalar gets one dimension here, which does not change the data.
         whole = np.ascontiguousarray(array)
+        # NumPy makes no memoryview of dates, so view them as bytes first.
         data = whole.data.cast("B") if array.dtype.kind in "biuf" else whole.reshape(-1).view(np.uint8).data
     # Only a view of other data has invalid elements, for example of bytes as booleans.
     if name not in _ANY_BYTES and (problem := _invalid(name, data)):
@@ -330,13 +332,14 @@ def list_leaf(items: list[Any], kind: type, max_bytes: int) -> Leaf:
     if kind is str or kind is bytes:
         return text_leaf("list", items, max_bytes)
     name = _LIST_DTYPES[kind]
+    # Check the size before NumPy makes the array. An item of a list takes at most 8 bytes.
     if 8 * len(items) > max_bytes:
         raise _too_large(8 * len(items), max_bytes)
     return _fixed("list", name, np.array(items, dtype=_NUMPY[name]), max_bytes)
 
 
 def text_leaf(container: Container, items: Sequence[Text], max_bytes: int) -> Leaf:
-    """Return items that are all str or all bytes as a leaf: one item as a ``scalar``, several as a ``list``.
+    """Return items that are all str or all bytes as a leaf. A ``scalar`` has one item. A ``list`` may have several.
 
     Raises:
         Unsendable: If a str cannot be encoded as UTF-8, or the leaf is too large.
@@ -400,6 +403,7 @@ def _restore_tensor(leaf: Leaf) -> Any:
         )
     import torch
 
+    # `frombuffer` rejects empty data.
     if not leaf.nbytes:
         return (
             torch.empty_strided(leaf.shape, leaf.strides, dtype=dtype)
@@ -423,6 +427,7 @@ def _owner(torch: Any, data: Any) -> Any:
     is made from a buffer has another storage. If only a part of it is copied, the copy starts at another address too.
     Then the allocator does not wait, and the next batch could overwrite the part during the copy.
     """
+    # A memoryview of a tensor's memory has the tensor's NumPy array as `obj`. The `base` of this array is the tensor.
     owner: Any = getattr(getattr(data, "obj", None), "base", None)
     if type(owner) is not torch.Tensor or owner.dtype is not torch.uint8 or owner.ndim != 1:
         return None

@@ -43,7 +43,7 @@ def add(commands: Subparsers) -> None:
 
 
 def _run(namespace: argparse.Namespace) -> int:
-    """Check a script or, if its name ends in .json, a request. Return 1 if something was found."""
+    """Check a script, or the request of a training job if the name ends in .json. Return 1 if something was found."""
     if namespace.script.endswith(".json") and not namespace.module:
         # A platform's package checks its requests. Find it by name, because the command line imports no platform.
         check_request = extensions.find(extensions.REQUESTS, "check")

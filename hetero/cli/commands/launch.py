@@ -36,7 +36,7 @@ def _run(namespace: argparse.Namespace) -> int:
     run_job = extensions.find(extensions.DRIVERS, namespace.platform or os.environ.get("HETERO_PLATFORM") or "")
     # On a platform with a driver, such as Ray, this command runs the whole job.
     if run_job is not None:
-        return int(run_job(config.resolve_options(namespace, os.environ, None)))
+        return int(run_job(config.resolve_options(namespace, os.environ, parameters=None)))
     # The parameters of a platform are a source of options, so find the platform first.
     platform = find_platform(os.environ, name=namespace.platform)
     try:
@@ -60,7 +60,7 @@ def _run(namespace: argparse.Namespace) -> int:
                 return ExitCode.OK
             platform, cluster = joined
         return launch(options, cluster, platform=platform)
-    # Before this host's part has begun, no other code writes the failure file.
+    # Write the failure file here, because no other code writes it before this host's part has begun.
     except HeteroError as error:
         if platform.folders.root.is_dir():
             write_failure(platform.folders.failure, cause_of(error, socket.gethostname()))

@@ -49,14 +49,16 @@ def _run(namespace: argparse.Namespace) -> int:
     from hetero.launch.launcher import launch
     from hetero.launch.ranks.ranks import free_port
 
+    # If another program of hetero started this command, the command ends with that program.
     bind_to_parent()
     # Read no parameters of a platform. This machine may itself be a host of a job, which has other parameters.
-    options = config.resolve_options(namespace, os.environ, None)
+    options = config.resolve_options(namespace, os.environ, parameters=None)
     _check_type(namespace.instance_type, options)
     label = script_label(options.script, is_module=options.module)
     output_dir = options.output_dir or Path("runs") / f"profile-{label}"
     make_output_folder(output_dir)
     # Take a free port unless the user states one, because the launcher of a job on this machine may have the default.
+    # `LaunchOptions` needs a script, but the default port does not depend on it.
     has_default_port = options.port == config.LaunchOptions(script="-").port
     port = free_port() if has_default_port else options.port
     options = dataclasses.replace(options, profile=True, output_dir=output_dir, port=port)

@@ -83,11 +83,12 @@ def _run(platform: type[Platform], namespace: argparse.Namespace) -> int:
     from hetero.cluster.groups import parse_stated_group
     from hetero.cluster.rendering.request import make_request
 
-    # `hetero launch` needs the price of a spot group. A manifest needs only the group.
+    # Take out the spot groups without a price, because `resolve_options` rejects them. `hetero launch` needs the price,
+    # and a manifest needs only the group.
     unpriced = [text for text in namespace.spot_groups if "=" not in text]
     namespace.spot_groups = [text for text in namespace.spot_groups if "=" in text]
     # Ignore the variables of this shell, because the job does not run there.
-    options = config.resolve_options(namespace, {}, None)
+    options = config.resolve_options(namespace, {}, parameters=None)
     groups = [parse_stated_group(text) for text in namespace.group]
     if namespace.hours is not None and not 0 < namespace.hours <= 10_000:
         raise ConfigError(f"--hours {namespace.hours:g}: expected a number above 0, at most 10000")
@@ -121,7 +122,10 @@ def _run(platform: type[Platform], namespace: argparse.Namespace) -> int:
 
 
 def _changed(options: config.LaunchOptions) -> dict[str, object]:
-    """Return the options of the launchers that are not the defaults."""
+    """Return the options of the launchers that are not the defaults.
+
+    Leave out the script, its arguments and ``module``, because the request has separate fields for them.
+    """
     defaults = config.LaunchOptions(script=options.script)
     return {
         field.name: getattr(options, field.name)

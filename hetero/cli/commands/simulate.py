@@ -71,6 +71,7 @@ def _run(namespace: argparse.Namespace) -> int:
     """Simulate a job from the options, or rehearse the job of a request."""
     from hetero.simulate import simulate as simulation
 
+    # If a study started this command, the command ends with the study.
     bind_to_parent()
     channels = {name: Path(path) for name, path in pairs("--channel", namespace.channel, "NAME=DIR")}
     vcpus = {name: whole_number("--vcpus", count) for name, count in pairs("--vcpus", namespace.vcpus, "TYPE=N")}
@@ -81,7 +82,7 @@ def _run(namespace: argparse.Namespace) -> int:
     if namespace.source_dir is not None or namespace.through is not None:
         raise ConfigError("--source-dir and --through need --request FILE")
     # Read no parameters of a platform. This machine may itself be a host of a job, which has other parameters.
-    options = config.resolve_options(namespace, os.environ, None)
+    options = config.resolve_options(namespace, os.environ, parameters=None)
     logs.setup_logging(group="simulate", host="", role="", level=options.log_level)
     output_dir = options.output_dir or Path("runs") / script_label(options.script, is_module=options.module)
     make_output_folder(output_dir)

@@ -78,10 +78,11 @@ class AwsBatch(Platform):
     def folders(self) -> Folders:
         """Folders below ``HETERO_WORKSPACE`` or ``/workspace``, a volume of the job definition."""
         folders = pod_folders(self.environ)
+        # The failure file of `pod_folders` is for Kubernetes.
         return dataclasses.replace(folders, failure=folders.output / "failure")
 
     def job_name(self) -> str:
-        """Return the id of the job, without the number of the node, with the number of its attempt."""
+        """Return the id of the job with the number of the job's attempt, and without the number of the node."""
         # The id of a node is JOB#NUMBER.
         job = self.environ.get("AWS_BATCH_JOB_ID", "").partition("#")[0]
         attempt = self.environ.get("AWS_BATCH_JOB_ATTEMPT", "")

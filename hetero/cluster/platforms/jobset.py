@@ -103,7 +103,7 @@ class JobSet(Pod):
         Raises:
             ConfigError: If the image is missing, or a name cannot be the name of a pod.
         """
-        check_pods(request, "a JobSet or of its jobs")
+        check_pods(request, what="a JobSet or of its jobs")
         trainers = [group.name for group in request.members(Role.TRAINER)]
         lines = [
             *head(request, "JobSet"),

@@ -37,7 +37,7 @@ class Joined(PlatformWrapper):
         job: str,
         own_address: str,
     ) -> None:
-        # `Platform.job_id` prefers this variable to the name that the platform of this host gives to its own job.
+        # The id must be that of the joined job. `Platform.job_id` prefers this variable to the platform's own name.
         super().__init__(own_platform, {**own_platform.environ, "HETERO_JOB_ID": job})
         self._description = ClusterDescription(document=document, source=source, roles=roles)
         self.own_address = own_address

@@ -188,8 +188,8 @@ class Platform(ABC):
         """Return the hosts of the job with the role of each group, and which of them this host is.
 
         Args:
-            host: This host's name. Defaults to the description's ``current_host``. If the description lacks that key,
-                this machine's name is the default, if the description lists it.
+            host: This host's name. Defaults to the description's ``current_host``. Without that key, it defaults to
+                the first name of this machine that the description lists.
             roles: Overrides of the derived roles, each ``GROUP=data`` or ``GROUP=trainer``.
 
         Raises:
@@ -268,7 +268,7 @@ class Platform(ABC):
         """Return the id of the job, which is the same on all hosts. It is one plain word, because headers carry it.
 
         If neither the user (``HETERO_JOB_ID``) nor the platform names the job, the id is a digest of its trainer hosts.
-        Data hosts may be added later.
+        The digest leaves out the data hosts, because data hosts may be added later.
         """
         stated = self.environ.get("HETERO_JOB_ID") or self.job_name()
         if stated:

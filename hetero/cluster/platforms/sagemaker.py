@@ -90,7 +90,8 @@ class SageMaker(Platform):
         path = self.folders.root / CONFIG / "hyperparameters.json"
         if not _exists(path):
             return None
-        return job_parameters(_decode(read_bounded(path, str(path)), str(path)), str(path))
+        source = str(path)
+        return job_parameters(_decode(read_bounded(path, source), source), source)
 
     def num_gpus(self) -> int | None:
         """Return the number of accelerators that the toolkit counted."""
@@ -222,7 +223,7 @@ def _decode(content: bytes, source: str) -> dict[str, object]:
 
 
 def _exists(path: Path) -> bool:
-    """Return whether the file exists. If that cannot be checked, return True: reading the file raises the error."""
+    """Return whether the file exists. Also return True if that cannot be checked, because reading raises the error."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):

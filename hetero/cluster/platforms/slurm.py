@@ -420,6 +420,7 @@ def _steps(request: RenderRequest) -> list[str]:
     One ``srun`` starts the launchers of all groups. Sites with ``disable_hetero_steps`` forbid this. For them the user
     sets ``separate_steps``, and each group gets an ``srun``.
     """
+    # A launcher that fails, or a node that is lost, must not end the other launchers.
     options = "--ntasks-per-node=1 --kill-on-bad-exit=0 --no-kill"
     command = request.shell_command
     numbers = range(len(request.groups))
@@ -448,7 +449,7 @@ def _steps(request: RenderRequest) -> list[str]:
 
 
 def _output(*command: str) -> str:
-    """Return what a program of Slurm writes. Empty if it is not there, fails or takes too long."""
+    """Return what a program of Slurm writes. Empty if the program is not there, fails or takes too long."""
     if shutil.which(command[0]) is None:
         return ""
     try:

@@ -78,9 +78,10 @@ class TrainJob(JobSet):
         """Return the manifest of the runtime and of the job.
 
         Raises:
-            ConfigError: If the image is missing, a name cannot be the name of a pod, or not exactly one group trains.
+            ConfigError: If the image is missing, a name cannot be the name of a pod, or a group other than ``node``
+                trains.
         """
-        check_pods(request, "a TrainJob or of its jobs")
+        check_pods(request, what="a TrainJob or of its jobs")
         trainers = request.members(Role.TRAINER)
         if len(trainers) != 1 or trainers[0].name != _TRAINER:
             raise ConfigError(

@@ -85,6 +85,7 @@ class Vertex(Platform):
         folders = pod_folders(self.environ)
         return dataclasses.replace(
             folders,
+            # The failure file of `pod_folders` is for Kubernetes.
             failure=folders.root / "failure",
             model=_mounted(self.environ.get("AIP_MODEL_DIR", "")) or folders.model,
             checkpoints=_mounted(self.environ.get("AIP_CHECKPOINT_DIR", "")) or folders.checkpoints,
@@ -96,7 +97,7 @@ class Vertex(Platform):
         return f"vertex-{number}" if number else ""
 
     def _types(self, spec: Mapping[str, Any]) -> dict[str, str]:
-        """Return the machine type of each pool, and its accelerators if the type's name does not show them."""
+        """Return the machine type of each pool, and the number of accelerators that the job states for it."""
         job = spec.get("job")
         try:
             content = _mapping(json.loads(job) if isinstance(job, str) else job)
@@ -153,7 +154,13 @@ class Vertex(Platform):
             *_scheduling(request),
             "workerPoolSpecs:",
             # Pool 0 has one replica, so the first trainer host has a separate pool.
-            *_pool(request, trainer, 1, token, "pool 0: the first host that trains. Its end is the end of the job"),
+            *_pool(
+                request,
+                trainer,
+                count=1,
+                token=token,
+                comment="pool 0: the first host that trains. Its end is the end of the job",
+            ),
         ]
         if trainer.count > 1:
             lines += _pool(request, trainer, trainer.count - 1, token, "pool 1: the other hosts that train")

@@ -128,7 +128,7 @@ class Volcano(Pod):
         Raises:
             ConfigError: If the image is missing, or a name cannot be the name of a pod.
         """
-        check_pods(request, "a Volcano job or of its tasks")
+        check_pods(request, what="a Volcano job or of its tasks")
         queue = request.setting("queue")
         total = sum(group.count for group in request.groups)
         lines = [

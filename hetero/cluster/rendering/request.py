@@ -90,8 +90,9 @@ class RenderRequest:
         return group.name in self.spot
 
     def setting(self, name: str, group: StatedGroup | None = None) -> str:
-        """Return the setting of a group, or else of the whole job, whose group name is empty. Empty without either."""
+        """Return the setting of a group. If the group has none, return that of the whole job, or an empty text."""
         by_group = self.settings.get(name, {})
+        # A setting of the whole job has an empty group name.
         of_job = by_group.get("", "")
         return of_job if group is None else by_group.get(group.name, of_job)
 
@@ -156,7 +157,7 @@ def resources_of(group: StatedGroup) -> Resources:
     from hetero.pricing import stated_resources
 
     stated = stated_resources(group.instance_type)
-    return Resources(0, 0) if stated is None else Resources(stated.vcpus or 0, stated.num_accelerators or 0)
+    return Resources(cpus=0, gpus=0) if stated is None else Resources(stated.vcpus or 0, stated.num_accelerators or 0)
 
 
 def machine_of(group: StatedGroup) -> InstanceTypeInfo | None:

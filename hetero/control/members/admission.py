@@ -143,7 +143,11 @@ class Admitter:
                 at_start = {known.name for known in self._cluster.hosts}
                 self._described = {
                     known.name: JoinedHost(
-                        host=known.name, address="", group=known.group, instance_type=known.instance_type
+                        # The description has names and no addresses.
+                        host=known.name,
+                        address="",
+                        group=known.group,
+                        instance_type=known.instance_type,
                     )
                     for known in self._read_again().data_hosts
                     if known.name not in at_start
@@ -225,7 +229,8 @@ def ask_to_join(
         ProtocolError: If the answer is malformed.
     """
     reply = _ask(name, address, request, token, tls)
-    # Follow one redirection only (A23). Two hosts that disagree could send this host back and forth.
+    # Follow one redirection only, because two hosts that disagree could send this host back and forth (attack A23 in
+    # docs/reliability.md).
     if reply.admitter and reply.admitter != name:
         name, address = reply.admitter, reply.admitter_address
         check_address(address)
@@ -248,16 +253,19 @@ def _ask(name: str, address: str, request: JoinRequest, token: security.Token | 
         call = channel.unary_unary(
             "/hetero.v1.Control/Join",
             request_serializer=pb.JoinRequest.SerializeToString,
-            # `parse` below knows what each implementation of protobuf raises for malformed bytes.
+            # Leave the bytes to `parse` below, which knows what each implementation of protobuf raises if they are
+            # malformed.
             response_deserializer=lambda data: data,
         )
         message = pb.JoinRequest(protocol=CONTROL_PROTOCOL, **fields_of(request))
         try:
-            data = call(message, timeout=CALL_TIMEOUT_S, metadata=security.call_metadata(token, ""))
+            # This host does not know the job's id yet.
+            data = call(message, timeout=CALL_TIMEOUT_S, metadata=security.call_metadata(token, job_id=""))
         except grpc.RpcError as error:
             raise _failed(f"{name} ({address})", error) from error
     reply = parse(pb.JoinReply, data)
-    # Text of another host goes into this host's log (A14).
+    # This text goes into this host's log, so another host must not forge lines with it (attack A14 in
+    # docs/reliability.md).
     reply.refusal = escape_line(one_line(reply.refusal, MAX_SUMMARY_CHARS))
     return reply
 
@@ -271,8 +279,8 @@ def _admission(name: str, reply: pb.JoinReply) -> Admission:
     """
     if not reply.cluster_json:
         raise ClusterError(f"{name} waits for the other hosts of the job")
-    # This raises if the id is malformed.
     assert _JOB_ID.check is not None
+    # This raises if the id is malformed.
     _JOB_ID.check(reply.job_id)
     if len(reply.cluster_json) > MAX_FILE_BYTES:
         raise ProtocolError(f"{name} described a cluster in {len(reply.cluster_json)} characters, which is too long")

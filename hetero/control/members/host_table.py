@@ -59,6 +59,7 @@ class HostTable:
     def update(self, **changes: object) -> None:
         """Replace fields of this host's own status."""
         self.own = dataclasses.replace(self.own, revision=self.own.revision + 1, **changes)  # type: ignore[arg-type]
+        # `local_news` contains none of the quiet fields, so it is computed again only if another field changes.
         if not changes.keys() <= _QUIET:
             self._local_news = None
 
@@ -154,11 +155,11 @@ class HostTable:
         return [status for status in found if status is not None]
 
     def missing(self, role: Role, *, at_least: HostState) -> list[tuple[str, str]]:
-        """Return (host, last news about it) for each other host of ``role`` whose state is below ``at_least``.
+        """Return (host, last news about it) for each other host of ``role`` that has not reached ``at_least``.
 
-        Hosts that have joined are never missing. If the job needs some hosts of the role, its optional hosts are not
-        missing. If all are optional, the job still needs one host that serves, so all are missing until there is one.
-        If all are optional and ``at_least`` is DRAINING or later, as at the end of the job, each of them is awaited.
+        Hosts that have joined are never missing. If any host is not optional, the optional hosts are not missing. If
+        all are optional, the job needs only one of them to serve. All are missing until one does. At the end of the
+        job, when ``at_least`` is DRAINING or later, each optional host counts.
         """
         others = [host for host in self.hosts(role) if host != self.own.host and host not in self.joined_hosts.present]
         missing = [host for host in others if self._state(host).value < at_least.value]
@@ -174,7 +175,9 @@ class HostTable:
         return tuple(record for status in self._in_service() for record in status.endpoints)
 
     def hosts_in_service(self) -> tuple[str, ...]:
-        """Return the hosts that live and have begun their work. A restarted launcher has lost its endpoints."""
+        """Return the hosts that live and have begun their work."""
+        # A host may be in service without endpoints, for example while its only one is started again. A host in INIT
+        # without endpoints is not, because a launcher that was restarted has lost the endpoints of the earlier one.
         return tuple(
             status.host for status in self._in_service() if status.endpoints or status.state is not HostState.INIT
         )
@@ -208,8 +211,9 @@ class HostTable:
                 return Obstacle(text=text)
             is_full = self.joined_hosts.is_full
             return Obstacle(text=f"{MAX_JOINED} hosts have joined, which is the limit") if is_full else None
-        # A host that asks from its own address has lost the answer, or was restarted. A host that comes back may have
-        # another address. It gets its place back when the old address has been silent for a lease (F40).
+        # A host that asks again from the same address has lost the answer, or was restarted. A host that comes back may
+        # have another address. It gets its place back when the host at the old address has been silent for a lease
+        # (failure F40 in docs/reliability.md).
         if known.address == joined.address or not self._lives(joined.host):
             return None
         # The new host may ask again, because the host that has joined may have been lost or may be leaving.
@@ -243,6 +247,7 @@ class HostTable:
         self._members[joined.host] = member
         # Begin with an empty record, because a launcher that joins again has lost what it had reported before.
         self._peers[joined.host] = Peer(member, last_heard_s=now_s)
+        # `local_news` contains the state of every host.
         self._local_news = None
         if is_new:
             self._hosts_of[Role.DATA].append(joined.host)
@@ -261,6 +266,7 @@ class HostTable:
         """Remove a host that had joined. Keep its last status for the report."""
         peer, _ = self._peers.pop(host), self._members.pop(host)
         self._hosts_of[Role.DATA].remove(host)
+        # `local_news` contains the state of every host.
         self._local_news = None
         self.joined_hosts.remove(host, peer.status, peer.last_heard_s)
         logger.info("data host %s has left the job (%s)", host, peer.last_state)

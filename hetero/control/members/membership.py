@@ -106,7 +106,7 @@ class Membership(HostTable):
             # A newer status has arrived before this status, because heartbeats and answers travel separately.
             return
         now_s = self._clock()
-        # Compute `local_news` again if the peer comes back to life, or if its status changes a part of it.
+        # Compute `local_news` again if the peer was silent or had left, or if the status changes a part of it.
         is_alive = before is not None and now_s - peer.last_heard_s <= self._timings.lease_s
         if not is_alive or peer.has_left or before is None or _visible(status) != _visible(before):
             self._local_news = None
@@ -125,6 +125,7 @@ class Membership(HostTable):
             self._compare(peer, status, had_served=had_served)
             if before is not None:
                 self._restarted(peer, before)
+        # Do not follow a peer whose settings differ.
         if peer.objection:
             peer.last_state = peer.objection
             return
@@ -163,8 +164,9 @@ class Membership(HostTable):
             # The host has left the job meanwhile.
             return
         peer.last_state = why
-        # If two data hosts end together, the first one to leave no longer answers. One of four such jobs ended 5 s
-        # late, because the other data host waited for the answer.
+        # A peer that was ending and no longer answers has left, so this host must not wait for its answer. When two
+        # data hosts ended together, one waited for the other. One of four such jobs ended 5 s late. `local_news`
+        # contains ``has_left``.
         has_left = peer.status is not None and peer.status.state in LEAVING
         if has_left != peer.has_left:
             peer.has_left, self._local_news = has_left, None
@@ -190,8 +192,8 @@ class Membership(HostTable):
         """Record that ``host`` has received this host's ``status``."""
         if (peer := self._peers.get(host)) is None:
             return
-        # A flag may become False again: if a new generation begins after this host was done, the peer no longer has
-        # this host's final status.
+        # `local_news` contains both facts. A fact may become False again. If a new generation begins after this host
+        # was done, the peer no longer has this host's final status.
         before = peer.has_our_final, peer.has_our_failure
         peer.delivered = status
         if (peer.has_our_final, peer.has_our_failure) != before:
@@ -262,7 +264,8 @@ class Membership(HostTable):
     def _compare(self, peer: Peer, status: HostStatus, *, had_served: bool) -> None:
         """Compare the settings of a peer's new launcher with those of this host.
 
-        If they differ, ignore the peer if the job can continue without it. Otherwise fail the job.
+        If they differ and the job can continue without the peer, this host ignores the peer. If they differ and the job
+        needs the peer, the job fails.
 
         Args:
             peer: The peer.
@@ -345,8 +348,8 @@ class Membership(HostTable):
         if self.arbiter == self.own.host:
             self._decide_for_all(now, since_first_s)
         elif self.own.failure is not None:
-            # Without a living trainer host there is no arbiter. An arbiter decides after one lease at the latest. If
-            # its decision has not reached this host by then, the arbiter rejects this host.
+            # An arbiter decides after one lease at the latest. If its decision has not arrived by then, do not wait any
+            # longer, because the arbiter rejects this host. Without a living trainer host there is no arbiter.
             has_arbiter = self.arbiter is not None
             patience_s = self._timings.lease_s + self.SETTLE_S if has_arbiter else self._timings.heartbeat_s
             if since_first_s > patience_s:

@@ -112,7 +112,7 @@ class Registrar:
             yield
         finally:
             # Wait until the port is free, because the launcher of this host binds it next.
-            server.stop(0.5).wait(2.0)
+            server.stop(grace=0.5).wait(timeout=2.0)
 
     def _wait(
         self,
@@ -150,8 +150,8 @@ class Registrar:
             if registered is None and len(self._hosts) < self._num_hosts:
                 self._hosts[host.host] = host
                 logger.info("host %s of group %s has registered", host.host, host.group)
-            # All places are taken, or a host with this name has registered from another address or in another group.
-            # The second one is too many as well, because each name has one place.
+            # All places are taken, or this name has registered from another address or in another group. Each name has
+            # one place, so this host is one too many in both cases.
             elif registered != host:
                 refusal = f"the job has {self._num_hosts} hosts, and all have registered"
                 return pb.JoinReply(refusal=refusal, exit_code=int(ExitCode.USAGE))

@@ -112,7 +112,7 @@ class RankSession:
         self.stopped = False  # whether this rank has ended its work because the job must stop
         self.stop_failure: CallbackFailure | None = None
         self.generation = generation
-        self.hidden_error: HeteroError | None = None  # a framework shows the script only its text
+        self.hidden_error: HeteroError | None = None  # the cause of a framework's error, which has only its text
         self._timers: list[StepTimer] = []
         self._loaders: dict[int, str] = {}
         """Maps the id of a timer to the name of its loader, made unique within this rank."""
@@ -339,7 +339,7 @@ class RankSession:
             return self._send_report(finished)
 
     def _send_report(self, finished: bool) -> bool:
-        """Send a report. Return whether the launcher answered. ``finished``: whether the script has ended."""
+        """Send a report. ``finished`` says whether the script has ended. Return whether the launcher answered."""
         failure = self._failure
         # Send the failure of a stop callback only in the last report. Earlier it would end the job at once.
         if finished and self.stop_failure is not None:
@@ -360,7 +360,7 @@ class RankSession:
             timers = [timer for timer in self._timers if self._loaders[id(timer)] in reported]
         # If this fails, the report is sent without measurements, because failures and votes must arrive.
         with self._summary_errors.during("summing up what this rank measured"):
-            # A summary of many steps takes milliseconds. So frequent reports, with step times, repeat the last one.
+            # A summary takes milliseconds. Reports with step times are frequent, so they repeat the last summaries.
             now_s = time.monotonic()
             is_last = finished or report.failure is not None
             is_due = is_last or now_s >= self._next_summaries_s or len(timers) != len(self._summaries)
@@ -448,7 +448,7 @@ def on_stop(callback: Callable[[], object]) -> Callable[[], object]:
     the script ends by `SystemExit`. The ranks end with status 0 and the job ends with status 143. A rank that does not
     reach the end of a step runs them in the middle of the step, after half of the grace. See
     `hetero.control.rank.stopping`. In a process that no launcher started, SIGTERM stops the job, and the process ends
-    with status 143.
+    with status 143. For this, the main thread must register the first callback, because only it handles signals.
 
     If a callback raises, or exits with a status other than 0, the stop counts as a failure of the job with status 30,
     because the checkpoint may be missing. Later callbacks, and the callbacks of other ranks, still run.
@@ -478,7 +478,7 @@ def check_stop(timer: StepTimer) -> None:
 
 
 def end_if_stopping() -> None:
-    """End this process as `check_stop` does if the job was asked to stop. A loader that lost a worker calls this.
+    """End this process if the job was asked to stop. A loader calls this after it has lost a worker.
 
     Raises:
         SystemExit: After the stop callbacks ran.
@@ -490,7 +490,7 @@ def end_if_stopping() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """Leave the parent's session, because the child has no thread that reads from its connections."""
+    """Leave the parent's session, whose threads the child lacks. `_inherited` keeps its connections as they are."""
     global _session
     if _session is not None:
         _inherited.append(_session)

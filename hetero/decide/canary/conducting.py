@@ -178,7 +178,7 @@ def run_canaries(
         catalogue: Prices and memory of instance types.
         memory_gib: Memory of a host by instance type. It replaces the memory that the catalogue states.
         options: Options of the forecast.
-        budget: Limits of all runs together. None: no limit.
+        budget: Limits of all runs together. None sets no limit.
         is_cold: Whether to drop the files of a run from the page cache before it.
         fresh: Whether to forget the runs of earlier starts.
         on_progress: Called when a run begins and when it ends.
@@ -241,7 +241,8 @@ def raise_over_budget(error: BudgetError | None, folder: Path, option: str) -> N
         option: Name of the option with the budget.
     """
     if error is not None:
-        # Leave out the advice of the study, because the budget of canaries is an option of the command.
+        # The message advises to raise the budget in the study. Leave this advice out, because a canary study has its
+        # budget from an option of the command.
         reason = str(error).partition("\n  to do")[0]
         raise BudgetError(
             f"{reason}\n  {folder / TEXT_FILE_NAME} has the forecast from the runs that ended\n"
@@ -289,7 +290,7 @@ def _candidate(
     objections = dict.fromkeys(report.cost.objection for report in reports.values() if report.cost.objection)
     unlike_types = " and ".join(kind for kind in _types_of(cluster) if kind not in request.as_fast_as)
     has_cost = ended and not (objections and unlike_types)
-    # The note names the runs whose times other work of this machine may have made longer.
+    # Other work of this machine may have made runs longer. The note names these runs.
     notes = [note] if (note := upper_bounds_note(reports)) else []
     if not has_cost:
         notes += [_note(objection, unlike_types) for objection in objections]

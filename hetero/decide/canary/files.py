@@ -245,6 +245,7 @@ def evict(paths: Iterable[Path]) -> None:
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
+                # Offset 0 and length 0 mean the whole file.
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
                 os.close(descriptor)

@@ -140,7 +140,7 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
     time_s = model.time()
     figures = [model.figure("time", "s", time_s, fixed=model.fixed_s, points=[point.wall_s for point in finished])]
     if candidate.hourly_usd is not None:
-        usd = np.asarray(cost.job_cost_usd(candidate.hourly_usd, 1.0) * time_s)
+        usd = np.asarray(cost.job_cost_usd(candidate.hourly_usd, wall_s=1.0) * time_s)
         figures.append(model.figure("cost", "USD", usd))
     figures += model.utilisation("CPU", "cpu_percent_mean", "cpu_percents")
     figures += model.utilisation("GPU", "gpu_percent_mean", "gpu_percents")
@@ -166,7 +166,8 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
         skipped = {"cost", *(refusal.figure for refusal in refusals)}
         refusals += [refusal for figure in figures if figure.name not in skipped for refusal in check_figure(figure)]
     out_of_memory = 1.0 if lacked_memory else model.out_of_memory(candidate.memory_limit_bytes)
-    # If the memory was refused, state the probability of a lack of memory only if it is above one half.
+    # If the memory was refused, state the probability of a lack of memory only above one half. `decide` then leaves
+    # the candidate out, whatever the exact probability is.
     if any(refusal.figure in ("", "memory peak") for refusal in refusals):
         out_of_memory = out_of_memory if (out_of_memory or 0.0) > 0.5 else None
 
@@ -281,8 +282,7 @@ class _Model:
         drift = np.exp(_MACHINE_DRIFT * self._random.standard_normal(NUM_DRAWS))
         self._growing_s = self._growing_s * drift
         time_s = outside.run_draws + self._growing_s
-        # The excess is the largest share of the time that other work of the machine may have taken. It may have taken
-        # any smaller share.
+        # Other work of the machine took at most this share of the time. Each share up to it is equally likely.
         if excess := mean_excess(self._points):
             time_s = time_s * (1 - excess * self._random.random(NUM_DRAWS))
         # The fixed part is at most the whole time, also if the median of its draws is longer.
@@ -336,17 +336,18 @@ class _Model:
         # A loader whose data stays whole takes the same time in the whole job.
         if is_fixed_loader(works, self.fractions):
             return constant_draws([work.measured_s for work in works], self._random, noise=_STEPS)
-        # The last batch of a pass may be small. If its step takes the time of other steps, the whole time is in
-        # proportion to the steps. If its step takes less time, the whole time is in proportion to the samples. It is
-        # not known which is true, so use the geometric mean of both shares. Its logarithm is wrong by at most half the
-        # difference of their logarithms.
+        # The last batch of a pass may be small. If its step takes as long as other steps, the whole time is in
+        # proportion to the steps. If its step is shorter, the whole time is in proportion to the samples. Nobody knows
+        # which is true, so use the geometric mean of both shares. The logarithm of this mean is wrong by at most half
+        # the difference of the shares' logarithms.
         shares_of_steps, shares_of_samples = self._shares(works)
         pairs = list(zip(shares_of_steps, shares_of_samples, strict=True))
         shares = [math.sqrt(of_steps * of_samples) for of_steps, of_samples in pairs]
         error_of_log = max(abs(math.log(of_steps / of_samples)) for of_steps, of_samples in pairs) / 2
-        # The prior of the exponent p allows for this error. From the share x to the whole, a time in proportion to x^p
-        # grows by the factor (1 / x)^p, whose logarithm is p log(1 / x). An error of p by `error_of_log` / log(1 / x)
-        # has the same effect. If the runs are nearly the whole, log(1 / x) is near 0, so do not divide by it.
+        # A wider prior of the exponent p allows for this error. A time in proportion to x^p grows by the factor
+        # (1 / x)^p from the share x to the whole. The logarithm of this factor is p log(1 / x). So an error of p by
+        # `error_of_log` / log(1 / x) has the same effect. If the runs are nearly the whole, log(1 / x) is near 0. Then
+        # do not divide by it.
         log_growth = math.log(1 / statistics.fmean(shares)) if max(shares) < 0.9 else 1.0
         passes = max(work.num_passes for work in works)
         line = fit_line(
@@ -399,7 +400,8 @@ class _Model:
         used_s = [mean / 100 * seconds for mean, seconds in zip(means, growing_s, strict=True)]
         whole_s = np.maximum(self._growing_s, 1e-3)
         whole_used_s = fit_ratio(growing_s, used_s, whole_s, self._random, noise=_CPU)
-        # The canaries are mostly first steps. The whole job may use the CPUs a little more or less.
+        # Most steps of a canary are among the first steps of the job. The whole job may use the CPUs a little more or
+        # less.
         whole_used_s = whole_used_s * np.exp(_CPU_DRIFT * self._random.standard_normal(len(whole_used_s)))
         figures = [self.figure(f"{what} mean", "%", 100 * whole_used_s / whole_s, points=means)]
         values = [getattr(point.resources, values_name) for point in self._points]
@@ -449,8 +451,8 @@ class _Model:
 
         Such a value is between the base (the memory before the part that grows) and the peak. Its share of this range
         is 0 at the base and 1 at the peak. A short run grows most of the time, and a long run is at its peak most of
-        the time. So the share is larger in a long run. The seconds that a run lacks, (1 - share) x time, grow less than
-        its time. They are forecast on a line with a fixed part, and the share of the whole follows from them.
+        the time. So the share is larger in a long run. The seconds that a run lacks are (1 - share) times its time.
+        They grow less than its time. A line with a fixed part forecasts them, and the share of the whole follows.
 
         Args:
             peak_draws: Draws of the peak in the whole.

@@ -105,7 +105,7 @@ def _imported(source: Path, root: Path) -> Iterator[str]:
 def _constant_files(request: CanaryRequest) -> dict[str, list[int]]:
     """Return number and bytes of the files that every run gets, by channel.
 
-    These are all files of a channel that stays whole, and the files of a divided channel that have a pattern of
+    These are all files of a channel that stays whole, and the files of a divided channel that match a pattern of
     ``request.keep``.
     """
     found = {}

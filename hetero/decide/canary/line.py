@@ -149,15 +149,15 @@ def fit_line(
     xs, ys = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
     # The growing column is 1 at the centre of the fractions, so both columns have about the same size.
     centre = float(np.exp(np.mean(np.log(xs))))
-    # Value at which the relative and the absolute noise are equal: t in the model.
+    # This is the t of the model. A figure of this size has equal relative and absolute noise.
     t = noise.absolute / noise.relative
     columns = Columns.GROWING if form is Form.THROUGH_ORIGIN else Columns.BOTH
     variances = ys**2 + t**2
-    # The fit needs the variances, and the variances need the fitted values. So compute both by turns. Variances from
-    # the runs' own values would let an outlier choose its weight.
+    # The fit needs the variances, and the variances need the fitted values. So compute them alternately. Variances
+    # from the runs' own values would let an outlier choose its weight.
     for _ in range(5):
-        fitted = _Normal(xs, ys, variances, centre, 1.0, noise, columns).fitted
-        # No variance may be 0, also if all figures and the absolute noise are.
+        fitted = _Normal(xs, ys, variances, centre, exponent=1.0, noise=noise, columns=columns).fitted
+        # The second term keeps the variances above 0, even if all figures and the absolute noise are 0.
         variances = np.maximum(fitted, 0.0) ** 2 + max(t, 1e-9 * float(np.max(ys, initial=1e-12))) ** 2
         variances = variances * _outlier_factors(ys - fitted, variances, noise)
 
@@ -179,15 +179,15 @@ def fit_line(
 
     fixed, growing, phis = draws_of(columns)
     straight = model_of(1.0, columns)
-    # If the form allows a line with one part, replace some draws of the line with both parts by draws of this line. The
-    # better it describes the runs, the more draws are replaced.
+    # Some forms also allow a line with one part. Then replace some of the draws by draws of that line. The better that
+    # line describes the runs, the more draws are replaced.
     if form in _ONE_PART_OF:
         one_part = _ONE_PART_OF[form]
         # Logarithm of the odds of both parts against one. By the Bayesian information criterion, the second part must
         # raise the log likelihood by log(n) / 2.
         log_odds = straight.log_likelihood - model_of(1.0, one_part).log_likelihood - math.log(len(xs)) / 2
         if form is Form.MOSTLY_CONSTANT:
-            # Before the runs are seen, a line has a probability of one in a hundred.
+            # Before the runs are seen, a line with both parts has a probability of one in a hundred.
             log_odds -= math.log(99)
         # The exponential of larger odds would overflow.
         is_one_part = random.random(NUM_DRAWS) < 1 / (1 + math.exp(min(50.0, log_odds)))
@@ -302,10 +302,10 @@ class Posterior:
     def draw_positive(self, num: int, random: np.random.Generator) -> tuple[Array, Array]:
         """Draw the coefficients of the model, and phi, the scale of its noise.
 
-        Only draws without a negative coefficient are returned, perhaps zero draws.
+        Draws with a negative coefficient are left out, so there may be no draws at all.
 
         Args:
-            num: Number of draws, before the others are left out.
+            num: Number of draws before some are left out.
             random: Generator of the draws.
 
         Returns:
@@ -408,7 +408,7 @@ def _exponent(x: Sequence[float], model_of: Callable[[float, Columns], _Normal],
     if num_distinct(x) < (2 if columns is Columns.GROWING else 3):
         return None
     models = [model_of(float(exponent), columns) for exponent in _EXPONENTS]
-    # The first coefficient of a model is the fixed part. It is not negative: where it would be, it is zero.
+    # The first coefficient of a model with both parts is the fixed part. If it is negative, leave the fixed part out.
     models = [
         model if model.best[0] >= 0 else model_of(float(exponent), Columns.GROWING)
         for exponent, model in zip(_EXPONENTS, models, strict=True)
@@ -433,10 +433,10 @@ def _exponent(x: Sequence[float], model_of: Callable[[float, Columns], _Normal],
 
 
 def _lack_of_fit(x: Array, y: Array, variances: Array, line: _Normal) -> float | None:
-    """Return the p-value of the classical test: residuals of the line against the pure error of the replicates.
+    """Return the p-value of the F test for lack of fit. None without enough replicates or fractions.
 
-    The pure error is how much the runs with equal fractions differ from each other. None without enough replicates or
-    fractions.
+    The test compares the residuals of the line with the pure error of the replicates. The pure error is how much the
+    runs with equal fractions differ from each other.
     """
     # Replicates: runs whose fractions differ by about a percent at most.
     groups: dict[float, list[int]] = defaultdict(list)

@@ -121,7 +121,7 @@ def _of_host(usage: HostUsage, observed: Observed | None) -> Resources:
 
     Args:
         usage: What was measured on the host.
-        observed: When the script began and ended. None if unknown, which takes the whole run.
+        observed: When the script began and ended. If it is None, the whole run counts.
     """
     series = usage.series
     # A report of a short run has only the means of its readings.
@@ -160,6 +160,7 @@ def _of_host(usage: HostUsage, observed: Observed | None) -> Resources:
 
     memory_peaks = peaks(series.memory_peak_bytes)
     gpu_peaks = peaks(series.gpu_memory_bytes) if has_gpu else []
+    # The base is the memory just before the part of the run that grows.
     base = float(series.memory_mean_bytes[before[-1]]) if before else 0.0
     return Resources(
         cpu_percent_mean=mean(series.cpu_percent),
@@ -197,7 +198,7 @@ def _parts_of_a_second(intervals: Sequence[tuple[int, float]]) -> list[list[tupl
 
 
 def _within(series: UsageSeries, begin_s: float, end_s: float) -> list[int]:
-    """Return the indices of the intervals in a part of the run. If there is none, take the one nearest to its end."""
+    """Return the indices of the intervals in a part of the run. If it has none, return the one nearest to ``end_s``."""
     middles = [(a + b) / 2 for a, b in zip(series.begin_s, series.end_s, strict=True)]
     chosen = [i for i, middle in enumerate(middles) if begin_s <= middle <= end_s]
     return chosen or [min(range(len(middles)), key=lambda i: abs(middles[i] - end_s))]

@@ -40,7 +40,7 @@ def quadratic_bound(
     # All columns are 1 at the centre of the fractions, so they have about the same size.
     centre = float(np.exp(np.mean(np.log(xs))))
     design = np.stack([np.ones(len(xs)), xs / centre, (xs / centre) ** 2], axis=1)
-    posterior = Posterior(design, ys, ys**2 + (noise.absolute / noise.relative) ** 2, noise)
+    posterior = Posterior(design, ys, variances=ys**2 + (noise.absolute / noise.relative) ** 2, noise=noise)
     # Leave out draws with a negative part, because no part of a time is negative.
     parts, _ = posterior.draw_positive(_NUM_DRAWS, random)
     if len(parts) < _MIN_ACCEPTED:
@@ -55,7 +55,7 @@ def quadratic_notes(bound_s: float | None, high_s: float) -> list[str]:
     """Return a sentence about the longest time that the runs do not exclude, if it is far above the forecast.
 
     Args:
-        bound_s: This time. None if it is not known.
+        bound_s: The longest time that the runs do not exclude. None if it is not known.
         high_s: Upper end of the forecast's interval.
     """
     if bound_s is None or bound_s <= _FAR_ABOVE * high_s:

@@ -68,7 +68,7 @@ def check_script(points: Sequence[CanaryPoint]) -> list[Refusal]:
     for name in dict.fromkeys(loader.name for point in points for loader in point.loaders):
         fractions, works = _works(points, name)
         reasons += [(rule, reason_of(name, fractions, works)) for rule, reason_of in _LOADER_RULES]
-    # A rule that does not refuse returns an empty reason.
+    # A rule that does not refuse returns an empty reason. An empty figure means all figures.
     return [Refusal(rule=rule, figure="", reason=reason) for rule, reason in reasons if reason]
 
 
@@ -104,7 +104,7 @@ def check_line(
             f"{exponent.best:.1f} of it ({exponent.low:.1f} to {exponent.high:.1f})"
         )
         return [Refusal(rule="curved", figure=figure, reason=reason)]
-    # Replicates that agree by chance show a curve only if the bend is large too.
+    # Replicates may agree by chance. So this test refuses a line only if the line may also bend much.
     if line.lack_of_fit is not None and line.lack_of_fit < MAX_P_VALUE and _bends_much(line, points):
         reason = (
             f"the {what} is not on a line {span}: replicates that agree this much better than the line have a "
@@ -164,9 +164,10 @@ def check_cpu_cache(
     """Return a refusal if the whole job holds so much more data in memory that reading it becomes slower.
 
     Data in memory is read fast if it has at most `_FAST_TO` times the size of the CPUs' level 2 caches. Reading becomes
-    slower with more data, up to `_SLOW_FROM` times this size. Both sizes of data, of the whole and of the largest
-    canary, are limited to this span. The forecast is refused if the first is then more than `_CACHE_RATIO` times the
-    second. Jobs of this kind took 1.3 to 2.7 times as long per byte. Runs that mostly sleep or wait are not affected.
+    slower with more data, up to `_SLOW_FROM` times this size. A size below this span counts as its lower end, and a
+    size above it as its upper end. The forecast is refused if the whole then has more than `_CACHE_RATIO` times the
+    size of the largest canary. Jobs of this kind took 1.3 to 2.7 times as long per byte. Runs that mostly sleep or wait
+    are not affected.
 
     Args:
         points: The finished runs.
@@ -177,8 +178,8 @@ def check_cpu_cache(
     if cache_bytes is None:
         return []
     span_begin_bytes, span_end_bytes = _FAST_TO * cache_bytes, _SLOW_FROM * cache_bytes
-    # The growth must be certain. Memory that varies by 3 MB between the runs was once extended to 107 MB, and refused a
-    # right forecast.
+    # The growth must be certain. Memory that varied by 3 MB between the runs was once extrapolated to 107 MB, so a
+    # right forecast was refused.
     if least_held_bytes <= _CACHE_RATIO * span_begin_bytes:
         return []
     # A run without a measured use counts as busy.
@@ -258,7 +259,7 @@ def _failed(points: Sequence[CanaryPoint]) -> str:
 def _passes(name: str, fractions: Sequence[float], works: Sequence[LoaderWork]) -> str:
     """Return a reason if runs made different numbers of passes over a loader, or an empty text.
 
-    Such a script decides by a value that it computes, for example its loss, when it ends.
+    The end of such a script depends on a value that it computes, for example its loss.
     """
     # A fraction for each number of passes. A loader that does not count its passes has 0.
     pairs = zip(fractions, works, strict=True)

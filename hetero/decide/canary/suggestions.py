@@ -35,14 +35,15 @@ _BY_RULE = {
 
 
 def suggestion(points: Sequence[CanaryPoint], refusals: Sequence[Refusal]) -> str:
-    """Return what more canaries would tell. Without a refusal, it is about two runs that take ten minutes.
+    """Return what more canaries would tell. Without a refusal, it is about two runs that take ten minutes together.
 
     Args:
         points: The finished runs.
         refusals: The reasons against the forecast of the time.
     """
     rules = {refusal.rule for refusal in refusals}
-    # The first rule of the table counts. Those that more runs cannot change come first.
+    # If several rules refused, the first one in the table counts. The table begins with the rules that more runs cannot
+    # change.
     found = next((text for rule, text in _BY_RULE.items() if rule in rules), None)
     if found is not None:
         return found

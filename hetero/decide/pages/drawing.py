@@ -67,7 +67,7 @@ class Plot:
 def has_matplotlib() -> bool:
     """Return whether matplotlib is installed."""
     try:
-        import matplotlib.figure  # noqa: F401  the import is the question
+        import matplotlib.figure  # noqa: F401  only to see whether the import works
     except ImportError:
         return False
     return True
@@ -140,7 +140,7 @@ def plain_ticks(axis: Axis, text_of: Callable[[float], str] = "{:g}".format) -> 
             axis.set_major_locator(locator)
             break
     else:
-        axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], min_n_ticks=_MIN_TICKS))
+        axis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10], min_n_ticks=_MIN_TICKS))
     axis.set_major_formatter(FuncFormatter(lambda value, _: text_of(value)))
     axis.set_minor_locator(NullLocator())
 

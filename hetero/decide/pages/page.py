@@ -41,7 +41,7 @@ def html_page(title: str, parts: Sequence[str]) -> str:
 
 
 def figures_html(cells: Sequence[tuple[str, str, str]]) -> str:
-    """Return the figures that decide as a row of boxes.
+    """Return a row of boxes with the figures that decide.
 
     Args:
         cells: Name, value and a small text below for each figure, as plain texts.

@@ -95,9 +95,9 @@ def parts_plot(runs: Sequence[ShownRun]) -> Plot | None:
         axes.text(1000 * step_s, row, f" {seconds_text(step_s)}", va="center")
     axes.set_xlabel("milliseconds of a mean step")
     legend(axes, is_outside=True)
-    has_real_work = any(steps.step_wait_s is not None for steps in known.values())
+    is_emulated = any(steps.step_wait_s is not None for steps in known.values())
     caption = "Data wait is the time that the rank with the longest steps was blocked in next()."
-    if has_real_work:
+    if is_emulated:
         caption += " Real work that shows is compute of this machine beyond the emulated step."
     return Plot(title="Where the time of a step goes", caption=caption, svg=svg_of(axes), is_wide=True)
 

@@ -90,7 +90,7 @@ class Finals:
         return simplest(allowed_after_all).candidate
 
     def _by_mean_cost(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Return the entries with the mean of their costs over all draws, in ascending order, without timelines."""
+        """Return the entries with their mean costs over all draws, in ascending order. No timelines are made."""
         predictions = self._model.predict([entry.candidate for entry in entries], is_simulated=False)
         found = [
             # `entry.cost` is a price times `entry.step_s`, the step time with the mean figures. Replace this step time
@@ -101,7 +101,7 @@ class Finals:
         return sorted(found, key=lambda entry: entry.cost)
 
     def _simulate(self, entry: Entry, *, is_long: bool = False) -> Entry:
-        """Return the entry with step time and mean cost by its timeline. The cost is infinite if it breaks a limit.
+        """Return the entry with step time and mean cost by its timeline. An entry that breaks a limit costs infinity.
 
         A result is kept. A long timeline replaces the result of a short one.
         """
@@ -140,7 +140,7 @@ class Finals:
         """Simulate the neighbours of the best candidate, and move to a neighbour that is better.
 
         Neighbours differ in a single number. The difference in processes is halved each time no neighbour is better.
-        The search ends with a difference of one process, or if the batches are spent.
+        The search ends with a difference of one process, or when the timelines have `_MAX_BATCHES` batches together.
         """
         num_processes = max(1, best.candidate.trainer.vcpus // 8)
         while not self._is_over(_MAX_BATCHES):

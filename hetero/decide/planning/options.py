@@ -84,9 +84,9 @@ class PlanOptions:
             )
         for name in ("max_hours", "max_usd_per_1k_steps"):
             _check(name, getattr(self, name), is_whole=False)
-        _check_by_type("spot_usd", self.spot_usd, 0.0, MAX_HOURLY_USD, "USD per hour")
+        _check_by_type("spot_usd", self.spot_usd, low=0.0, high=MAX_HOURLY_USD, what="USD per hour")
         # Check the bounds here. A speed of 0 was once a ZeroDivisionError, and a speed of -1 gave a plan.
-        _check_by_type("vcpu_speeds", self.vcpu_speeds, MIN_VCPU_SPEED, MAX_VCPU_SPEED, "relative speed")
+        _check_by_type("vcpu_speeds", self.vcpu_speeds, low=MIN_VCPU_SPEED, high=MAX_VCPU_SPEED, what="relative speed")
         if self.max_hours is not None and self.num_steps is None:
             raise ConfigError(
                 "max_hours is given without num_steps; also give the number of steps of the whole job (--steps N)"

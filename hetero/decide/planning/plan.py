@@ -45,8 +45,8 @@ def make_plan(profile: Profile, catalogue: Catalogue, options: PlanOptions | Non
     check_figures(profile)
     _check_measured(profile.training)
     _check_speeds(profile, catalogue, options)
-    # The baseline of the plan has no data hosts, and the numbers of hosts and ranks that the user wants. Make the
-    # profile one of the baseline.
+    # The baseline of the plan has no data hosts, and the numbers of hosts and ranks that the user wants. Convert the
+    # profile to that of the baseline.
     trainer = _trainer_of(profile, catalogue, options)
     profile, without_data_note = _without_data_hosts(profile, trainer)
     measured_training = replace(profile.training, instance_type=trainer.instance_type)
@@ -153,7 +153,7 @@ def _without_data_hosts(profile: Profile, trainer: Machine) -> tuple[Profile, st
     """Return a profile without data hosts, and a note for the user if the measured one had them.
 
     The baseline of a plan is a job without data hosts. If the profile did not measure such a job, it is assumed to have
-    a loader process on each free CPU.
+    a loader process on each free CPU, at least one for each rank, and at least those of the profile.
     """
     training = profile.training
     if not training.has_data_hosts:
@@ -187,7 +187,7 @@ def _resized(profile: Profile, trainer: Machine, options: PlanOptions) -> Profil
             f"{_MAX_RANKS} ranks\n  to do: plan for a part of the trainer hosts, because all of them are alike"
         )
     supply = profile.supply
-    # The user names the type of a profile that names none. The samples were measured on the same host.
+    # If the profile names no type, the user has named it. The samples were measured on the same host.
     if not training.instance_type and not supply[0].instance_type:
         supply = (replace(supply[0], instance_type=trainer.instance_type), *supply[1:])
     return replace(

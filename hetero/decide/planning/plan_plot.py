@@ -142,7 +142,8 @@ def _draw_clusters(axes: Axes, plan: Plan, points: Sequence[_Point]) -> None:
         alpha, width = (0.9, 2.5) if _name_of(plan, point) else (0.4, 1.5)
         axes.plot(point.times_s, point.usds, color=QUIET, gid=f"bar-{point.row}", alpha=alpha, linewidth=width)
     labelled: set[str] = set()
-    # Clusters with a name come last, because others would hide them. A symbol also hides the number below it.
+    # Draw clusters with a name last, because others would hide them. A cluster's symbol and number have the same order,
+    # so the next symbol hides both. The orders begin with 3, because matplotlib draws lines such as the bars at 2.
     for order, point in enumerate(sorted(points, key=lambda point: bool(_name_of(plan, point))), start=3):
         kind, name = _kind_of(point.cluster), _name_of(plan, point)
         # Only the first symbol of each kind gets a label, because the legend shows a kind once.
@@ -158,6 +159,7 @@ def _draw_clusters(axes: Axes, plan: Plan, points: Sequence[_Point]) -> None:
             }
             axes.plot(*point.place, "o", label=name, zorder=order, **style)
         axes.plot(*point.place, linestyle="none", label=label, zorder=order, gid=_gid(point), **_KINDS[kind])
+        # The symbol of trainer hosts is white.
         colour = "#000000" if kind == "trainer hosts only" else "#ffffff"
         axes.text(*point.place, str(point.row), ha="center", va="center", color=colour, fontsize=8, zorder=order)
 

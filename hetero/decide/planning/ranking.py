@@ -37,7 +37,10 @@ class Constraints:
     """Longest step time in seconds, from the hours that the job may take."""
 
     def price_of(self, hourly_usd: float | None) -> float:
-        """Return the factor of a step time that gives the cost to minimise: the price, or 1 if time is the goal."""
+        """Return the price per hour, or 1 if time is the goal. The plan minimises this number times the step time.
+
+        A price that is not known counts as infinite, so clusters with a known price come first.
+        """
         if self.goal == "time":
             return 1.0
         return math.inf if hourly_usd is None else hourly_usd

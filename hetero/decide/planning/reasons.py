@@ -114,7 +114,7 @@ def _refusal(found: Search, reason: str) -> str:
             return f"Do not add data hosts: {_BECAUSE[reason]}{cost}."
         case _:
             change = best.prediction.step_s / base.prediction.step_s - 1
-            # A longer step was once "-764 % shorter".
+            # Without this sentence, a longer step was once "-764 % shorter".
             if change >= 0:
                 return (
                     f"Do not add data hosts: with the cheapest, {hosts_text(best.candidate)}, a step takes "

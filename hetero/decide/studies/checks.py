@@ -58,7 +58,7 @@ def check_study(plan: StudyPlan, catalogue: Catalogue, *, selected: StudyPlan | 
         Finding(number=number, severity=severity, found=found, fix=fix)
         # The check of the budget gets only the runs that are to be executed. The other checks get the whole design.
         for number, check in CHECKS.items()
-        for severity, found, fix in check(selected or plan if number == "ST-11" else plan, catalogue)
+        for severity, found, fix in check((selected or plan) if number == "ST-11" else plan, catalogue)
     ]
 
 
@@ -221,7 +221,7 @@ def _epochs_are_not_whole(plan: StudyPlan, catalogue: Catalogue) -> _Found:
         steps, batch, samples = (cell.quantities[name] for name in ("steps", "global_batch", "training_samples"))
         shown.append(f"{steps} steps of {batch} samples are {epochs:.6g} epochs of {samples} ({_levels_text(cell)})")
     more = f"; and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
-    # A script that rounds trains at least one epoch.
+    # A script that rounds its number of epochs trains for at least one epoch.
     worst = max(abs(max(1, round(epochs)) / epochs - 1) for epochs in found)
     suggestion = _whole_steps(plan)
     yield (

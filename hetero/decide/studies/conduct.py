@@ -95,7 +95,7 @@ class _Session:
                     self._await_some(pending)
                 if self.error is not None:
                     raise self.error
-            # Also after Ctrl-C: stop the runs, and record what they cost.
+            # After any error or Ctrl-C, stop the runs and record what they cost.
             except BaseException:
                 self.executor.stop()
                 self._end_all()
@@ -118,7 +118,7 @@ class _Session:
             self.ledger.start(run, self.prices[run.run_id])
             future = pool.submit(self.executor.execute, run, folder)
             self.running[future] = _Running(run, time.monotonic())
-            self._report(run, None)
+            self._report(run, result=None)
         return ""
 
     def _await_some(self, pending: list[PlannedRun]) -> None:
@@ -138,6 +138,7 @@ class _Session:
                 self.error = self.error or error
                 pending.clear()
             else:
+                # An error such as KeyboardInterrupt is no Exception. `_end` raises it, and `go` then stops all runs.
                 self._end(future)
                 # Change the list in place, because `go` looks at the same list.
                 pending[:] = [run for run in pending if run.groups not in self.failed_groups]
@@ -426,7 +427,7 @@ class Estimates:
         same_work_s = self._by_levels.get(_levels_key(run))
         if same_work_s:
             return sum(same_work_s) / len(same_work_s)
-        # Runs with other levels on the same cluster may do less work, so take the longest time, to be safe.
+        # Runs with other levels on the same cluster may do less work than this one. So take the longest time.
         stated_s = self._stated_s.get(run.run_id)
         known_s = [*self._by_cluster.get(_cluster_key(run), ()), *(() if stated_s is None else (stated_s,))]
         return max(known_s, default=None)

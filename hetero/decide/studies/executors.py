@@ -143,6 +143,7 @@ class SimulateExecutor(_ChildExecutor):
                 f"run {run.run_id}: groups are missing\n"
                 '  to do: state for example groups: ["trainer=ml.m5.xlarge:1"] in the study or in the levels'
             )
+        # If the script is missing, end the study with an error. Otherwise each run would start and fail.
         find_script(run.script, is_module=bool(run.options.get("module")))
         command = [*_HETERO, "simulate", *(f"--group={group}" for group in run.groups)]
         command += [f"--channel={name}={path}" for name, path in run.channels.items()]
@@ -216,6 +217,7 @@ class LaunchExecutor(_ChildExecutor):
                 f'{path.name}, start: ["ssh", "{{host}}"]}}}}'
             )
         reporter = cluster.trainer_hosts[0].name
+        # If the script is missing, end the study with an error. Otherwise each run would start and fail.
         find_script(run.script, is_module=bool(run.options.get("module")))
         commands = []
         for host in hosts:
@@ -283,13 +285,13 @@ class _Logged:
         self.by_patterns: list[LoggedMetric] = []
         """Values that the study's expressions found."""
         self.by_log_metric: list[LoggedMetric] = []
-        """Values of lines that `hetero.log_metric` wrote, in case that no report has them."""
+        """Values of lines that `hetero.log_metric` wrote. The result has them if there is no report."""
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
 
     def read(self, line: Line) -> None:
         """Read one line, which may have values of metrics."""
         self.tail.append(line.text)
-        # The launcher puts the name of the rank in front of a rank's line.
+        # The launcher puts the name of the rank at the start of a rank's line, so search only there.
         match = _RANK.search(line.text[:200])
         rank = 0 if match is None else int(match[1])
 

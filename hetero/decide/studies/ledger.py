@@ -211,7 +211,7 @@ class RecordedRuns:
                     self._add(decode(_Ended, line))
                 elif kind == "started":
                     started = decode(_Started, line)
-                    # Call this only for its error, because `interrupted` computes with the time.
+                    # Reject a malformed time here, because `interrupted` computes with it.
                     dt.datetime.fromisoformat(started.started_at)
                     self._not_ended[started.run_id] = started
                 else:
@@ -261,7 +261,8 @@ class Ledger(RecordedRuns):
         with contextlib.ExitStack() as stack:
             stack.enter_context(locked_folder(folder, "study"))
             # Delete the ledger only under the lock, because another study may be writing it. A second start with
-            # --fresh once deleted it before it was refused.
+            # --fresh once deleted the ledger before the lock refused this start. Delete the notes about submitted jobs
+            # too, because an executor would follow these jobs instead of starting new ones.
             if fresh:
                 for old in (path, *folder.glob(f"{RUNS_FOLDER}/*/{JOB_FILE_NAME}")):
                     old.unlink(missing_ok=True)
@@ -287,7 +288,7 @@ class Ledger(RecordedRuns):
         self._append({"kind": "started", **encode(started)})
 
     def record_alive(self, run: PlannedRun) -> None:
-        """Record that a run is being executed now, in case that the study is killed."""
+        """Record that a run is being executed now. If the study is killed, `interrupted` reads this time."""
         folder = self._path.parent / RUNS_FOLDER / run.run_id
         # Ignore errors, because a full disk must not end the run.
         with contextlib.suppress(OSError):

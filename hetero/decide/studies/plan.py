@@ -50,6 +50,7 @@ def catalogue_of(options: Mapping[str, object]) -> Catalogue:
     Raises:
         ConfigError: If a price or a price list is malformed or unknown.
     """
+    # `resolve_prices` takes what a parser of the command line returns.
     stated = {name: options.get(name) for name in PRICE_OPTIONS}
     return resolve_prices(argparse.Namespace(**stated)).catalogue()
 
@@ -116,11 +117,11 @@ def _run(study: Study, cell: Cell, *, number: int, replicate: int) -> PlannedRun
     options = dict(settings.options)
     if settings.groups and isinstance(values["ranks"], int) and study.executor.kind != "sagemaker":
         # State the ranks per host, because simulated hosts lack accelerators, and the launcher would start one rank per
-        # host.
+        # host. On SageMaker, the user's function decides this.
         ranks, hosts = values["ranks"], int(values["hosts"])
         ranks_per_host = options.setdefault("nproc_per_node", max(1, ranks // hosts))
         num_started = ranks_per_host * hosts if isinstance(ranks_per_host, int) else 0
-        # The quantities of the run, such as its global batch, hold only for this number of ranks.
+        # The quantities of the run, such as its global batch, hold only for the planned number of ranks.
         if num_started != ranks:
             raise ConfigError(
                 f"ranks: found {ranks} for {', '.join(shown)}, but {ranks_per_host} on each of "

@@ -62,17 +62,17 @@ def t_quantile(freedom: int, coverage: float) -> float:
         freedom: Degrees of freedom, at least 1.
         coverage: In (0, 1), for example 0.95.
     """
-    # The square of a variable with this distribution has the F distribution with 1 and `freedom` degrees. So find the
-    # quantile by bisection: first an upper bound, then ever closer bounds.
+    # The square of a variable with this distribution has the F distribution with 1 and `freedom` degrees. So
+    # 1 - `f_tail` is the coverage. Find an upper bound first, then ever closer bounds by bisection.
     low, high = 0.0, 1.0
-    while 1 - f_tail(high**2, 1, freedom) < coverage:
+    while 1 - f_tail(high**2, first=1, second=freedom) < coverage:
         low, high = high, 2 * high
     while high - low > 1e-12 * high:
         middle = (low + high) / 2
         # Stop if no floating point number is between the bounds.
         if middle in (low, high):
             break
-        if 1 - f_tail(middle**2, 1, freedom) < coverage:
+        if 1 - f_tail(middle**2, first=1, second=freedom) < coverage:
             low = middle
         else:
             high = middle
@@ -80,7 +80,13 @@ def t_quantile(freedom: int, coverage: float) -> float:
 
 
 def f_tail(ratio: float, first: int, second: int) -> float:
-    """Return the probability that an F variable exceeds a ratio, by Simpson's rule on its beta integral."""
+    """Return the probability that an F variable exceeds a ratio, by Simpson's rule on its beta integral.
+
+    Args:
+        ratio: The ratio.
+        first: Degrees of freedom of the numerator.
+        second: Degrees of freedom of the denominator.
+    """
     # The package must be importable without NumPy, which a plan of runs does not need.
     import numpy as np
 

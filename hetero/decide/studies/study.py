@@ -111,7 +111,7 @@ def prepare_study(path: Path, *, levels: Mapping[str, str] | None = None, replic
     # Read the file and plan all runs.
     study = _with_clusters(read_study(path))
     if replicates is not None:
-        study = replace(study, replicates=whole_of(replicates, "--replicates", 1, MAX_RUNS))
+        study = replace(study, replicates=whole_of(replicates, "--replicates", least=1, most=MAX_RUNS))
     options = dict(study.settings.options)
     if options.get("price_file"):
         # Paths in the file are relative to its folder.
@@ -148,7 +148,7 @@ def _with_folder(run: PlannedRun, study: Study) -> PlannedRun:
 
 
 def _with_clusters(study: Study) -> Study:
-    """Return the study. If it uses ``hetero launch``, groups that it does not state are those of its cluster files.
+    """Return the study. With ``hetero launch``, its cluster files give the groups that it does not state.
 
     A level may have its own cluster file in its options. The executor's cluster file gives the groups of the study.
     """
@@ -246,7 +246,7 @@ def identity_of(study: Study) -> dict[str, Any]:
     is_module = any(settings.options.get("module") for settings in all_settings)
     # If the script is a module, the file states the name of the module and not a path.
     script = find_script(study.script, is_module=True) if is_module else study.script_path
-    # Runs before and after an edit of the script are not comparable. A canary once forecast from both.
+    # Runs before and after an edit of the script are not comparable. A canary's forecast once used both.
     return {"script": study.script, "content of the script": digest_of_script(script), **found}
 
 
@@ -300,7 +300,7 @@ def run_study(
             retry_failed=retry_failed,
             fresh=fresh,
         )
-    # Also after Ctrl-C and SIGTERM, which once ended a study without results.
+    # Catch Ctrl-C and SIGTERM too, because they once ended a study without results.
     except BaseException:
         if (folder / LEDGER_FILE_NAME).is_file():
             # If the results cannot be read or written, the first error already says why, or matters more.
@@ -411,7 +411,7 @@ def progress_text(progress: Progress) -> str:
         head += f": {result.cause}" if result.cause else ""
     if progress.num_done == progress.num_total:
         return f"{head}; left: nothing{failed}"
-    # `conduct` knows a time, or counts runs of unknown duration, as long as runs are left. So ``left`` is not empty.
+    # Runs are left, so `conduct` knows a time or counts runs of unknown duration. Therefore ``left`` gets an entry.
     left = []
     if progress.left_s is not None:
         left.append(_duration_text(progress.left_s))

@@ -264,7 +264,7 @@ def parse_study(document: object, path: Path) -> Study:
         ConfigError: If a value is unknown, malformed or out of range. The message names the key.
     """
     found = mapping(document, "the study")
-    check_keys(found, _STUDY_KEYS, "")
+    check_keys(found, _STUDY_KEYS, path="")
     for name in ("name", "script", "factors"):
         if name not in found:
             raise ConfigError(f"{name}: missing, expected {'factors with levels' if name == 'factors' else 'a text'}")
@@ -281,9 +281,9 @@ def parse_study(document: object, path: Path) -> Study:
         design=_design(found.get("design", "full"), factors),
         order=choice_of(found.get("order", "random"), "order", ("random", "given")),
         constraints=decode(Constraints, plain_of(found.get("constraints", {})), path="constraints"),
-        replicates=whole_of(found.get("replicates", 1), "replicates", 1, MAX_RUNS),
-        seed=whole_of(found.get("seed", 1), "seed", 0, 2**32 - 1),
-        settings=_settings({key: found[key] for key in _SETTINGS_KEYS if key in found}, ""),
+        replicates=whole_of(found.get("replicates", 1), "replicates", least=1, most=MAX_RUNS),
+        seed=whole_of(found.get("seed", 1), "seed", least=0, most=2**32 - 1),
+        settings=_settings({key: found[key] for key in _SETTINGS_KEYS if key in found}, path=""),
         metrics=tuple(decode(Metric, plain_of(each), path=f"metrics[{at}]") for at, each in enumerate(metrics)),
         budget=decode(Budget, plain_of(found.get("budget", {})), path="budget"),
         executor=_executor(found.get("executor", "simulate")),
@@ -301,7 +301,7 @@ def _factor(name: object, value: object) -> Factor:
     path = f"factors.{printable(str(name), max_chars=60)}"
     name = _name(name, path)
     if isinstance(value, Mapping):
-        # The key of the settings is the level. When it was the text in the file, the level 5e-5 lost its settings.
+        # Use levels as keys of the settings. With the keys of the file, the level 5e-5 once lost its settings.
         levels = tuple(level_of(key, f"{path}.{key}") for key in value)
         settings = {
             level: _settings(mapping(each or {}, f"{path}.{key}"), f"{path}.{key}.")
@@ -312,6 +312,7 @@ def _factor(name: object, value: object) -> Factor:
         settings = {}
     if not 1 <= len(levels) <= _MAX_LEVELS:
         raise ConfigError(f"{path}: found {len(levels)} levels, expected 1 to {_MAX_LEVELS}")
+    # True and 1 are two levels, although they are equal in Python.
     if len(set(map(_exact, levels))) < len(levels):
         raise ConfigError(f"{path}: two levels are equal, expected distinct levels")
     if name == "learning_rate_rule":
@@ -347,7 +348,7 @@ def _design(value: object, factors: Sequence[Factor]) -> Design:
     if len(found) != 1:
         raise ConfigError("design: expected full, {fraction: RUNS} or {table: [...]}")
     if "fraction" in found:
-        return Design(kind="fraction", num_runs=whole_of(found["fraction"], "design.fraction", 1, MAX_RUNS))
+        return Design(kind="fraction", num_runs=whole_of(found["fraction"], "design.fraction", least=1, most=MAX_RUNS))
     rows = sequence(found["table"], "design.table")
     if not 1 <= len(rows) <= MAX_RUNS:
         raise ConfigError(f"design.table: found {len(rows)} rows, expected 1 to {MAX_RUNS}")
@@ -398,7 +399,7 @@ def _settings(found: Mapping[str, Any], path: str) -> Settings:
         options=options,
         values=_values(mapping(found.get("values", {}), f"{path}values"), f"{path}values"),
         expected_minutes=None if minutes is None else float(minutes),
-        ranks=None if ranks is None else whole_of(ranks, f"{path}ranks", 1, 1_000_000),
+        ranks=None if ranks is None else whole_of(ranks, f"{path}ranks", least=1, most=1_000_000),
     )
 
 
@@ -424,7 +425,7 @@ def _group(value: object, path: str) -> str:
 
 
 def check_group(text: str, path: str) -> None:
-    """Raise `ConfigError` unless the text of a group is ``NAME=TYPE:COUNT``. Messages call it ``path``."""
+    """Raise `ConfigError` unless the text of a group is ``NAME=TYPE:COUNT``. Messages name ``path``, not the flag."""
     try:
         parse_group(text)
     except ConfigError as error:
@@ -443,11 +444,11 @@ def _options(found: Mapping[str, Any], path: str) -> Mapping[str, object]:
             if name in options:
                 raise ConfigError(f"{name} is stated twice, expected one of both names")
             options[name] = tuple(value) if isinstance(value, list) else value
-            # Reject an unknown name.
+            # This raises for an unknown name.
             stated_flags({name: value})
-            # Check the value with the code that reads the option in a job. The value 0 of nproc_per_node was once a
-            # ZeroDivisionError of the study. Some options are allowed only with one data service. The study may state
-            # this service elsewhere, for example in another level. So check such an option together with its service.
+            # Check the value as a job does, because nproc_per_node with the value 0 once ended in a ZeroDivisionError.
+            # Some options are allowed only with one data service. The study may state this service elsewhere, for
+            # example in another level. So check such an option together with its service.
             needed_service = known[name].metadata["data_service"] or known["data_service"].default
             resolved = getattr(_resolved({"data_service": needed_service, name: options[name]}), name)
             # Replace a text by the value that a job reads from it, such as the number in "2". A path stays a text,

@@ -202,7 +202,8 @@ class Controller:
         elif window.step_s > best.step_s * (1 + _MATTERS):
             # Steps became longer, probably because endpoints take CPU time from the ranks. Try half of the added ones.
             following = self._if_new((self._best_number + self.endpoints) // 2)
-        # Otherwise the step time has not changed, so the search ends: half of the added endpoints would not change it.
+        # Otherwise the step time has not changed. Half of the added endpoints would not change it either, so the search
+        # ends.
         return self._settle(reason) if following is None else self._go_to(following, reason)
 
     def _watch(self, window: Window) -> Decision | None:
@@ -257,8 +258,8 @@ class Controller:
     def _settle(self, reason: str) -> Decision:
         """End the search with the best number of endpoints."""
         num_before, self.endpoints = self.endpoints, self._best_number
-        # Later windows are compared with the first long window after a trial, because the window of a trial is short.
-        # Without a trial, they are compared with the only window of the search.
+        # `_watch` compares later windows with this one. After a trial, `_watch` takes the first window that it gets,
+        # because the window of a trial is short. Without a trial, the search has only one window.
         self._settled_window = None if self._num_trial_steps else self._best_window
         self._enter(Phase.SETTLED)
         return self._decision(Action.SETTLE, num_before, reason)
@@ -273,7 +274,7 @@ class Controller:
 
     @property
     def _window_steps(self) -> int:
-        """Number of steps that a measurement first skips, and then takes: at least the batches in flight per rank."""
+        """Steps that a measurement skips, and steps that it then takes. At least the batches in flight per rank."""
         # Slots that began together end together, so batches come in bursts. Two whole bursts are in flight.
         burst_steps = math.ceil(self._now.num_slots / self._world_size)
         return max(_MIN_LENGTH, _BATCHES_PER_SLOT * burst_steps)

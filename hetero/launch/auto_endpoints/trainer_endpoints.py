@@ -51,7 +51,7 @@ class TrainerEndpoints:
         memory_limit: Callable[..., MemoryLimit] = limit_of_this_host,
     ) -> None:
         self.decisions: list[str] = []
-        """The first decisions, on the first trainer host, for the report. One line each."""
+        """The first decisions, for the report. One line each. Empty on all trainer hosts except the first one."""
         self._pool = pool
         self._leader = trainer_hosts[0]
         """The trainer host that decides for all trainer hosts."""
@@ -62,9 +62,9 @@ class TrainerEndpoints:
         self._number = 0
         """Endpoints that this host should run now."""
         self._followed = 0
-        """The last number that the first trainer host decided on, on the other trainer hosts."""
+        """The latest decision of the first trainer host that this host has followed. Not used on the first one."""
         self._generation = 0
-        """Number of restarts of the trainer group before the ranks whose steps are counted now."""
+        """Generation of the ranks whose steps are counted now. Each restart of the trainer group begins a new one."""
         self._steps = JoinedSteps(num_ranks)
         self._loader = ""
         """The loader whose steps the controller has observed. Empty before the first step."""

@@ -93,9 +93,9 @@ class JoinedSteps:
         loaders = {each.loader for each in times}
         if len(times) < self._num_ranks or len(loaders) != 1:
             return []
-        # Ranks report the steps of the loader that takes the most time. Early in the job this may become another
-        # loader, for example the one for training instead of the one for validation. The steps of another loader count
-        # from 0.
+        # Ranks report the steps of the loader that takes the most time. Early in the job, another loader may begin to
+        # take the most, for example the one for training instead of the one for validation. The steps of another loader
+        # count from 0.
         if loaders != {self.loader}:
             (self.loader,) = loaders
             self._next_step = 0

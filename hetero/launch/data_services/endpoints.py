@@ -44,7 +44,7 @@ class Endpoints(DataService):
             # The emulated trainer hosts of a homogeneous job need an endpoint, see above.
             least = 1 if is_emulated and not cluster.data_hosts else 0
             number = max(least, trainer_endpoints)
-        # A slot emulates one vCPU. Round down: a real host with 8 vCPUs and 7 endpoints leaves one vCPU idle too.
+        # A slot emulates one vCPU. Round down, as a real host with 8 vCPUs and 7 endpoints leaves one vCPU idle too.
         num_slots = max(1, num_vcpus // number) if is_emulated and number else 1
         return Servers(number=number, num_slots=num_slots)
 

@@ -90,7 +90,7 @@ class DataService(ABC):
         on_change: Callable[[tuple[EndpointRecord, ...]], None],
         on_line: Callable[[str, str], None],
     ) -> EndpointPool:
-        """Return the pool that starts and watches the servers of a host, at least one. See `EndpointPool`."""
+        """Return the pool that starts and watches a host's servers. At least one is planned. See `EndpointPool`."""
 
     @abstractmethod
     def report_options(self, options: LaunchOptions, cluster: ClusterSpec) -> dict[str, str]:

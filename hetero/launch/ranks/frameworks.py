@@ -118,7 +118,7 @@ class TensorFlow:
         Args:
             options: Options of the ranks of this host.
             local_rank: Local rank of the rank.
-            stated: The usable GPUs as the user has stated them, for example ``0,1``. None: all GPUs of the host.
+            stated: The usable GPUs as the user has stated them, for example ``0,1``. None if all GPUs are usable.
         """
         gpus = [str(number) for number in range(options.num_gpus)] if stated is None else stated.split(",")
         gpus_per_rank = len(gpus) // options.num_ranks

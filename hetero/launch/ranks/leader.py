@@ -232,7 +232,7 @@ class Follower:
     def run(self) -> int | None:
         """Execute the leader's requests. Return the leader's exit code, or None if the leader was lost or not found."""
         with contextlib.ExitStack() as stack:
-            # `signal.signal` returns the handler before, which the stack restores at the end.
+            # `signal.signal` returns the previous handler, which the stack restores at the end.
             for number in (signal.SIGTERM, signal.SIGINT):
                 stack.callback(signal.signal, number, signal.signal(number, self._on_signal))
             adopt_descendants()

@@ -75,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
         logger.error("%s", error)
         return int(error.exit_code)
     if session is not None:
-        # Usually a rank ends at its next step after a request to stop. From now on, it ends without a further step too.
+        # After a request to stop, a rank usually ends at its next step. From now on, it also ends if no step follows.
         session.take_late_stops()
     failure = _run(list(arguments))
     # Close the ledger here, because `os._exit` below runs no exit handlers. The ledger is the audit's record of the

@@ -207,7 +207,7 @@ def free_port(count: int = 1) -> int:
     candidates = [1024 + secrets.randbelow(num_candidates) for _ in range(100)] if num_candidates > 0 else []
     # With port 0 at the end, the system chooses a port if no candidate is free.
     for candidate in (*candidates, 0):
-        # If one of the ports is taken, the suppressed error leads to the next candidate.
+        # If one of the ports is taken or above 65535, the suppressed error leads to the next candidate.
         with contextlib.ExitStack() as probes, contextlib.suppress(OSError, OverflowError):
             first = _bind(probes, candidate)
             for port in range(first + 1, first + count):

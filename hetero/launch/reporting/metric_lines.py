@@ -45,10 +45,10 @@ def progress_metrics(
     # All ranks take part in each step. Therefore the rank with the fewest steps gives the steps of the job, and the
     # slowest rank gives the times.
     metrics: dict[str, float] = {"steps": min(summary.num_steps for summary in summaries)}
-    metrics |= _largest("step_time_ms", (summary.step_time_mean_s for summary in summaries), 1000)
-    metrics |= _largest("data_wait_ms", (summary.data_wait_mean_s for summary in summaries), 1000)
+    metrics |= _largest("step_time_ms", (summary.step_time_mean_s for summary in summaries), factor=1000)
+    metrics |= _largest("data_wait_ms", (summary.data_wait_mean_s for summary in summaries), factor=1000)
     wait_shares = (None if summary.utilisation is None else 1 - summary.utilisation for summary in summaries)
-    metrics |= _largest("data_wait_percent", wait_shares, 100)
+    metrics |= _largest("data_wait_percent", wait_shares, factor=100)
     # The sum is right only if every rank has measured its rate.
     rates = [summary.samples_per_s for summary in summaries]
     if None not in rates:

@@ -195,8 +195,8 @@ class JobProfile:
             return None
         is_emulated = options.emulate_sample_s is not None
         is_trainer = host.plan.placement.num_ranks > 0
-        # Simulated hosts share a machine, so one of them measures its samples for all: the trainer host. Emulated
-        # samples have a stated cost on each host.
+        # Simulated hosts share a machine, so the trainer host measures its samples for all of them. Each host measures
+        # emulated samples, because their cost is stated for each host.
         are_hosts_simulated = host.plan.placement.usage_scope == "tree"
         if are_hosts_simulated and not is_emulated and not is_trainer:
             return HostPart(
@@ -276,7 +276,7 @@ class JobProfile:
         logger.info("profile: %s", folder / PROFILE_FILE_NAME)
 
     def _report(self) -> Report:
-        """Return the report of this run. It states how much of its times other work on the hosts may have caused."""
+        """Return the report of this run. It states the share of its times that other work may have caused."""
         host = self._host
         with host.hub.membership() as membership:
             statuses = membership.statuses()

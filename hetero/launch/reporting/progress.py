@@ -153,7 +153,7 @@ def bar_line(text: str, columns: int) -> str:
 
 
 def _pace(loader: str, reports: Iterable[RankReport], steps_left: int | None) -> Pace | None:
-    """Return the average pace of the ranks that use a loader, after the warm-up. None while a rank lacks it."""
+    """Return the average pace of the ranks that use a loader, after their warm-up. None if a pace is unknown."""
     samples_per_s = all_ranks_s = all_waits_s = longest_step_s = 0.0
     for report in reports:
         summaries = named_summaries(report.summaries_json)

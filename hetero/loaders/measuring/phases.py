@@ -58,8 +58,8 @@ class Phases:
         self.phase = Phase.WARMUP if warmup_steps else Phase.RUNNING
         """The phase of the next delivery."""
         self.window = 1
-        """Number of batches that the loader fetches ahead. Batches may arrive in bursts of this number: many come at
-        once, and then none for some time. See `num_planned`."""
+        """Number of steps whose batches the loader fetches ahead. Batches may arrive in bursts of this length. Then
+        many come at once, and none for some time. See `num_planned`."""
         self.num_steps = 0
         """Steps of this phase so far."""
         self.num_steps_total = 0

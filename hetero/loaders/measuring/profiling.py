@@ -114,7 +114,7 @@ class LoaderProfiler:
         A script may make a new loader of the same kind for every epoch. The profiler of the first one measures all.
 
         Args:
-            session: The session of this rank. From now on it reports what the profilers measure.
+            session: The session of this rank. From now on, the session reports what the profilers measure.
         """
         profiler = _profilers.setdefault(self._pipeline.kind, self)
         self._pipeline.timer.on_step = profiler._on_step
@@ -139,19 +139,20 @@ class LoaderProfiler:
     def begin_delivery(self, *, is_first: bool, has_fetched: bool = False, knows_wait: bool = True) -> None:
         """Record whether the steps that end now are typical. Only typical steps are measured.
 
-        A step is not typical if another loader has delivered batches in it, because the script then validates within
-        the step. This rule does not apply to the first batch of a pass, because the time between two passes belongs to
-        no step. The step that gets the first batch is not typical if runs without profiling request this batch in the
-        epoch before. In the headspace phase, a step with fetched batches is not typical, because the framework had
-        taken these batches ahead.
+        A step is not typical in three cases:
+
+        - Another loader has delivered batches in it, because the script then validates within the step. The first step
+          of a pass is exempt, because the time between two passes belongs to no step.
+        - It is the first step of a pass, and runs without profiling request its batch in the epoch before.
+        - It contains fetched batches in the headspace phase. The framework had taken these batches ahead.
 
         Args:
             is_first: Whether the batch is the first of its pass.
-            has_fetched: Whether the steps contain fetched batches, although the loader may repeat batches already.
+            has_fetched: Whether the steps contain fetched batches. They may, even if the loader repeats batches now.
             knows_wait: Whether the data wait of the steps contains the waits for all their batches.
         """
         global _latest
-        # A run without profiling may request the first batch in the epoch before. Then the script hardly waits for it.
+        # A run without profiling may request the first batch in the epoch before. It hardly waits for this batch.
         is_first_typical = not self._pipeline.may_add_next_epochs
         # ``_latest is self``: no other loader has delivered a batch since this loader's last one.
         self._is_typical = is_first_typical if is_first else _latest is self
@@ -167,7 +168,7 @@ class LoaderProfiler:
             batch: The batch.
             num_prefetched: Batches that are being fetched, or that the script has not consumed. This batch counts.
         """
-        # A window in steps, rounded up.
+        # Rounded up. The window is a number of steps, because a phase is planned in steps.
         self.phases.window = max(self.phases.window, -(-num_prefetched // self.batches_per_step))
         if self._first_s is None:
             self._first_s = self._clock()
@@ -184,7 +185,7 @@ class LoaderProfiler:
 
     def repeated(self, request: BatchRequest) -> Any:
         """Return a kept batch in place of the one that was requested."""
-        # Keep the first requests, not the latest ones.
+        # Keep the first requests, because the job would have fetched these next. See `_work`.
         if len(self._unfetched) < _MAX_REQUESTS:
             self._unfetched.append(request)
         return self.kept.next()
@@ -195,10 +196,11 @@ class LoaderProfiler:
             self.measure_rest()
 
     def measure_rest(self) -> None:
-        """Measure the samples in this rank if hosts cannot measure them after the training. Once, only on rank 0."""
+        """Measure the samples in this rank if hosts cannot do so after the training. Only rank 0 does this, once."""
         if self._is_measured or self._rank != 0:
             return
         work = self._work()
+        # A text is the reason why no host can fetch the samples.
         if isinstance(work, str):
             self._note = work
             logger.info("measuring samples in this rank, because %s", self._note)
@@ -236,6 +238,7 @@ class LoaderProfiler:
         if is_last:
             self.measure_rest()
         num_steps = min(len(phases.step_s), len(phases.data_wait_s))  # the script may be about to add a step
+        # The launcher uses only the samples of rank 0. A text stands for no samples.
         work = self._work() if self._rank == 0 else ""
         supply, contents = (None, None) if self._measured_here is None else self._measured_here
         return dataclasses.replace(
@@ -269,7 +272,7 @@ class LoaderProfiler:
         """Return the data wait of the first ``num_steps`` measured steps of the RUNNING phase. None if not known.
 
         If the framework takes several batches at once, only the wait for the first of them is measured. Then the data
-        wait is computed from the steps of the HEADSPACE phase, which have no waits. This takes at least `MIN_STEPS`.
+        wait is computed from at least `MIN_STEPS` steps of the HEADSPACE phase, which have no waits.
         """
         phases = self.phases
         if self._knows_waits:
@@ -422,6 +425,7 @@ def measure_here(make: Callable[[], BuiltDataset], requests: list[BatchRequest])
     from hetero.sample_costs.contents import measure_contents  # imports the wire format, which loaders do not need
     from hetero.sample_costs.samples import measure_samples
 
+    # Leave the script's random numbers as they are, and compute with one thread, as endpoints do.
     with preserved_generators(), single_threaded():
         # Other threads of this process may work at the same time, so only this thread's CPU time counts.
         times = measure_samples(make(), requests, seconds=_MEASURE_S, cpu_clock=time.thread_time)

@@ -70,7 +70,7 @@ class LoaderTiming:
         return timer
 
     def end_timing(self, owner: object) -> None:
-        """Pause the timer, unless another pass is measured now, because it began the last wait. Idempotent."""
+        """Pause the timer if the pass of ``owner`` began the last wait. Else another pass is measured. Idempotent."""
         if self._timed is owner:
             self._timed = None
             self.timer.pause()

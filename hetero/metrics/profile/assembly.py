@@ -132,6 +132,7 @@ def assemble_profile(ranks: Mapping[int, RankPart], hosts: Sequence[HostPart], f
         vcpus=facts.vcpus,
         num_hosts=facts.num_hosts,
         ranks_per_host=facts.ranks_per_host,
+        # The field accepts no 0.
         batch_samples=max(1, *(part.batch_samples for part in ranks.values())),
         # Without endpoints, each rank's own loader processes compute the batches.
         num_local_processes=facts.num_endpoints or facts.ranks_per_host * first_rank.num_loader_processes,
@@ -190,8 +191,8 @@ def _headspace(ranks: Mapping[int, RankPart], facts: JobFacts, notes: list[str])
     computed_s = [
         Spread.of(
             [max(0.0, step - wait) for step, wait in zip(part.step_s.values, part.data_wait_s.values, strict=True)],
-            "s",
-            "modelled",
+            unit="s",
+            basis="modelled",
         )
         for part in ranks.values()
         if part.step_s is not None and part.data_wait_s is not None

@@ -258,8 +258,8 @@ def check_figures(profile: Profile) -> None:
     training = profile.training
     # Records with figures, by the path of their keys in profile.json.
     supply = {f"supply[{index}].": each for index, each in enumerate(profile.supply)}
-    # Check units and bounds. A profile with -5 busy CPUs of a rank was a ZeroDivisionError, and a profile with a step
-    # in ms gave a plan that looked normal.
+    # Check units and bounds. Without this check, -5 busy CPUs of a rank caused a ZeroDivisionError. A step in ms gave a
+    # plan that looked normal.
     for path, record in {"": profile, "training.": training, **supply}.items():
         for name, (unit, maximum) in _FIGURES.items():
             figure = getattr(record, name, None)
@@ -273,7 +273,7 @@ def check_figures(profile: Profile) -> None:
                 f"the profile's {path}.mean is {spread.mean:g} s; expected {_LEAST_TIME_S:g} s or more{_TO_DO}"
             )
     for path, each in supply.items():
-        # The numbers of processes must ascend, because other orders ended with a ZeroDivisionError in the model.
+        # The numbers of processes must ascend, because other orders caused a ZeroDivisionError in the model.
         numbers = [point.num_processes for point in each.concurrency]
         if numbers != sorted(set(numbers)):
             found = f"{path}concurrency has {', '.join(map(str, numbers))} processes"

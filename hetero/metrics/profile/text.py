@@ -59,7 +59,7 @@ def first_sentence(profile: Profile) -> str:
     else:
         host = "this host's" if training.num_hosts == 1 else "each host's"
     makes = f"{host} {counted(supply.vcpus, 'vCPU')} {'makes' if supply.vcpus == 1 else 'make'}"
-    # Round first, because the words and the number must agree. A wait below 2 % was once hidden.
+    # Round first, because the words and the number must agree. An earlier limit of 2 % hid smaller waits.
     percent = f"{100 * share:.0f}"
     waits = "no step waits" if percent == "0" else f"{percent} % of each step is waiting"
     waits = f"with the job's data hosts, {waits}" if training.has_data_hosts else waits

@@ -67,10 +67,11 @@ def canary(
 ) -> CanaryReport:
     """Forecast time, cost, CPU, memory and GPU of an estimator's job, and write the forecast.
 
-    Each canary is a training job of the same estimator, of any algorithm, on a few percent of the files: the channels
-    get manifests with some of their objects. The channels ``code``, ``sm_drivers`` and ``recipe`` of SDK 3 stay whole.
-    Times come from the jobs' descriptions, resources from CloudWatch. The call blocks until all jobs have ended. After
-    a job that fails, no more jobs of its cluster begin, and those that run end normally.
+    Each canary is a training job of the same estimator on a few percent of the files. The estimator may be of any
+    algorithm. The channels get manifests with some of their objects. The channels ``code``, ``sm_drivers`` and
+    ``recipe`` of SDK 3 stay whole. Times come from the jobs' descriptions, resources from CloudWatch. The call blocks
+    until all jobs have ended. After a job that fails, no more jobs of its cluster begin, and those that run end
+    normally.
 
     If the call is repeated with the same folder, it goes on where it was. It then needs the same inputs, candidates,
     fractions and ``whole``, and the same hyperparameters, image, environment and source code. Only the token that
@@ -327,7 +328,7 @@ class _Study:
         return point_of_job(result, fraction=planned.fraction, resources=resources)
 
     def _watched(self, watch: Any, job_name: str, result: RunResult, hosts: _Hosts) -> Resources:
-        """Return the resources of a job. An error of CloudWatch is logged, because the time is known without it."""
+        """Return the resources of a job. Only log an error of CloudWatch, because the time is known without it."""
         names = names_of_trainers(hosts.groups, hosts.trainers, result.report)
         # CloudWatch lacks figures of a job that never ran.
         if not names or result.wall_s <= 0:

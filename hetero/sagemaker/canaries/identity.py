@@ -21,9 +21,10 @@ _COMMAND = "sm_train.sh"
 
 
 def identity_of(recording: Recording) -> dict[str, object]:
-    """Return what determines the work of a job, apart from its inputs and its cluster. It is the same in each process.
+    """Return what determines the work of a job, apart from its inputs and its cluster.
 
-    The SDK puts the name of the job, which has the time, into some values. This name is left out.
+    The result for the same job is the same in each process. The SDK puts the name of the job into some values. This
+    name is left out, because it contains the time.
     """
     request = recording.request
     algorithm = request.algorithm
@@ -57,7 +58,10 @@ def _sources_digest(recording: Recording) -> str:
 
 
 def _name_of(recording: Recording, uri: str) -> str:
-    """Return the name of an uploaded object without the name of the job: below its channel, or the last part."""
+    """Return a name for an uploaded object that does not contain the name of the job.
+
+    It is the path below the channel, after the channel's name. An object of no channel has the last part of its URI.
+    """
     for channel in recording.request.channels:
         if channel.uri and uri.startswith(f"{channel.uri}/"):
             return f"{channel.name}/{uri.removeprefix(f'{channel.uri}/')}"

@@ -44,11 +44,11 @@ def point_of_job(result: RunResult, *, fraction: float, resources: Resources) ->
         fraction: Share of the data that the job had.
         resources: What CloudWatch has of the job.
     """
-    # A part that grows takes more time with more data, and the forecast extrapolates it. All other time of the job is
-    # fixed.
+    # The forecast extrapolates the time of the parts that grow with the data. All other time of the job is fixed, also
+    # the upload.
     phases = {name: seconds for name, seconds in result.phases.items() if name in (*_GROWING, "uploading")}
     parts = [Part(name=name, seconds=seconds, grows=name in _GROWING) for name, seconds in phases.items()]
-    # If the service described none of the phases that grow, the whole job counts as one.
+    # If the service described none of the phases that grow, the whole job is one part that grows.
     if not any(part.grows for part in parts):
         parts = [Part(name="job", seconds=result.wall_s, grows=True)]
     return CanaryPoint(
@@ -147,7 +147,8 @@ def _resources(
         if percents:
             fields |= {f"{key}_percent_mean": sum(percents) / len(percents), f"{key}_percents": tuple(percents)}
     # The host with the highest peak decides whether the memory is enough. For GPUs, 100 % is the memory of one GPU:
-    # four GPUs that are half full have 200 %. Four half full GPUs of 16 GiB once had a peak of 128 GiB.
+    # four GPUs that are half full have 200 %. So multiply by the memory of one GPU. With that of all four, 16 GiB each,
+    # the peak was once 128 GiB.
     for key, total_bytes in (("memory", memory_bytes), ("gpu_memory", one_gpu_bytes)):
         fullest = sorted(max(by_host[key], key=lambda host: max(host, default=0.0)))
         if fullest and total_bytes is not None:

@@ -47,7 +47,7 @@ def assigned_roles(request: TrainingRequest) -> dict[str, Role]:
     overrides = [str(item) for item in stated] if isinstance(stated, list) else str(stated or "").split(",")
     overrides = [text for text in overrides if text]
     groups = [(group.name, group.instance_type) for group in request.groups]
-    return dict(zip((name for name, _ in groups), assign_roles(groups, overrides, "request"), strict=True))
+    return dict(zip((name for name, _ in groups), assign_roles(groups, overrides, source="request"), strict=True))
 
 
 def roles_of(request: TrainingRequest) -> dict[str, Role]:
@@ -86,7 +86,7 @@ def storage_gb(group: RequestGroup) -> int | None:
 def sizes_if_not_among(instance_type: str) -> list[str]:
     """Return the known types that a user may have meant by an unknown type: those of the same family.
 
-    Empty if there is nothing to suggest, because the type itself is known, or no type of its family is.
+    Empty if the type itself is known, or if no type of its family is known.
     """
     family, dot, _ = instance_type.rpartition(".")
     # Types of other clouds lack a dot.
@@ -121,7 +121,7 @@ def is_secret(name: str, value: str) -> bool:
         return True
     if name.lower() == "hetero_token_file" and _TOKEN.fullmatch(text):
         return True
-    # A path or URI of a secret may be seen by everyone.
+    # Everyone may see the path or the URI of a secret.
     if not text or text.startswith(("/", "s3:", "arn:", "./", "file:")):
         return False
     words = tuple(word for word in re.split(r"[^a-z0-9]+", name.lower()) if word)

@@ -162,6 +162,7 @@ def image_of_other_hardware(request: TrainingRequest) -> Iterator[Problem]:
             "put that group first in instance_groups, or name the image in image_uri or training_image. Version 2 of "
             "the SDK takes the image of the first group whose type starts with g or p, or else of the first group",
         )
+        # All groups get the same image, so one problem is enough.
         return
 
 
@@ -186,6 +187,7 @@ def unlimited_run(request: TrainingRequest) -> Iterator[Problem]:
     a job that hangs costs a whole day.
     """
     seconds = member(request, "StoppingCondition.MaxRuntimeInSeconds", int, None)
+    # Only version 3 of the SDK adds this channel.
     is_v3 = any(channel.name == "sm_drivers" for channel in request.channels)
     hosts = ", ".join(f"{group.count} x {group.instance_type}" for group in request.groups)
     if seconds == V3_MAX_RUN_S and is_v3:
@@ -208,8 +210,8 @@ def volume_that_is_ignored(request: TrainingRequest) -> Iterator[Problem]:
     # The SDK itself states 30 GB, so the user has not chosen this size.
     if size_gb in (0, SDK_VOLUME_GB):
         return
-    # Only groups whose type has local storage. `storage_gb` returns 0 for a type with EBS only, None for an unknown
-    # type.
+    # Keep the groups whose type has local storage. `storage_gb` returns 0 for a type with EBS only, and None for an
+    # unknown type.
     local_gb = {group: found for group in request.groups if (found := storage_gb(group))}
     # A type with larger local storage has room for the data without the volume.
     reported = [group for group in local_gb if local_gb[group] < size_gb]

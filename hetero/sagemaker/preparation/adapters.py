@@ -81,7 +81,7 @@ class _Estimator:
 
         If the estimator was prepared before, they include hetero's hyperparameters.
         """
-        # Read the attribute and do not call hyperparameters(), which encodes all values in the classes of frameworks.
+        # Read the attribute, because the method hyperparameters() of the classes of frameworks encodes all values.
         return dict(self._estimator._hyperparameters or {})
 
     def image(self) -> str:
@@ -112,6 +112,7 @@ class _Estimator:
         """Return instance groups of the SDK's own class. The estimator does not change."""
         from sagemaker.instance_group import InstanceGroup  # type: ignore[import-untyped,unused-ignore]
 
+        # The class has no annotations, so mypy rejects a call of it that is not through Any.
         make: Any = InstanceGroup
         return [make(group.name, group.instance_type, group.count) for group in groups]
 
@@ -196,7 +197,8 @@ class _Trainer:
     def groups(self) -> tuple[RequestGroup, ...]:
         compute = self._trainer.compute
         if compute is None:
-            return _groups(None, None, None)
+            # Raises the error about instance types that are not stated.
+            return _groups(listed=None, instance_type=None, count=None)
         return _groups(compute.instance_groups, compute.instance_type, compute.instance_count)
 
     def make_groups(self, groups: Iterable[RequestGroup]) -> list[Any]:
@@ -226,6 +228,7 @@ class _Trainer:
             # The copy lacks these files already, and hetero's files must not be ignored.
             "ignore_patterns": None,
         }
+        # The trainer validates what is assigned, and makes a ``SourceCode`` of a dict.
         trainer.source_code = code if trainer.source_code is None else trainer.source_code.model_copy(update=code)
         trainer.hyperparameters = {**(trainer.hyperparameters or {}), **parameters}
         self.add_metrics(metrics)
@@ -273,7 +276,7 @@ def _missing(metrics: Sequence[Mapping[str, str]], own: Sequence[str]) -> list[d
 
 
 def _local_folder(source_dir: object) -> Path | None:
-    """Return the whole path of an estimator's source folder. None if the estimator states no folder.
+    """Return the absolute path of an estimator's source folder. None if the estimator states no folder.
 
     Raises:
         ConfigError: If the folder is not on this machine.

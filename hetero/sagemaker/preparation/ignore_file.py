@@ -86,10 +86,10 @@ def ignored_files(source: Path) -> Ignored:
         """Return the names in a folder that match a pattern."""
         found = set()
         for name in names:
-            path = Path(folder, name)
+            entry = Path(folder, name)
             # As in git, the path of a folder ends with a slash. A pattern that ends with a slash matches only folders.
-            end = "/" if path.is_dir() else ""
-            if spec.match_file(path.relative_to(source).as_posix() + end):
+            end = "/" if entry.is_dir() else ""
+            if spec.match_file(entry.relative_to(source).as_posix() + end):
                 found.add(name)
         return found
 

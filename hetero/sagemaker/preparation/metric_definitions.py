@@ -39,7 +39,7 @@ def logged_metric(name: str, *, rank: int = 0) -> dict[str, str]:
         name: Name of the metric.
         rank: The rank whose values count.
     """
-    # The launcher writes the name of the rank before a line of the script. Without the launcher, the line begins at
-    # once.
+    # The launcher writes the name of the rank before a line of the script. Without the launcher, a line has no such
+    # prefix.
     line = rf"{re.escape(LOG_MARK)} {re.escape(name)}=([-+.0-9e]+)"
     return {"Name": name, "Regex": rf"(?:^|\brank {rank}: ){line}"}

@@ -112,8 +112,8 @@ def prepare(
         # Keep the folder. `_folders` removes it when this process ends.
         _folders.push(undo.pop_all())
     # If the estimator is prepared again, `_origins` has the code to copy. Without a source folder, the script is
-    # relative to the current folder. The program may change that folder in between, so keep the whole path of the
-    # script.
+    # relative to the current folder. The program may change that folder in between, so keep the absolute path of
+    # the script.
     _origins[str(folder)] = origin if code.folder is not None else _Origin(code, str(script_path))
     return estimator
 

@@ -123,8 +123,8 @@ class Container:
         """
         base = host.base_dir.resolve()
         if self.source_dir is not None:
-            # For a prepared job the caller may pass the original code. This code lacks the launcher, and has the files
-            # that `prepare` leaves out.
+            # For a prepared job the caller may pass the original code. So leave out the files that `prepare` leaves
+            # out, and add the launcher. Of the code of other jobs, leave out only files that no job needs.
             is_prepared = self.script == LAUNCHER_NAME
             ignored = ignored_files(self.source_dir) if is_prepared else _NO_CODE
             copy_code(self.source_dir, base / "code", left_out=self.left_out, ignored=[ignored])
@@ -201,7 +201,7 @@ class Container:
 
 
 def _check_entry_point(request: TrainingRequest, script: str, source_dir: Path | None) -> None:
-    """Raise ConfigError if a request that names no program lacks an entry point on this machine."""
+    """Raise `ConfigError` if the entry point of a request without a ContainerEntrypoint is not on this machine."""
     if not script:
         raise ConfigError(
             "the request names no program; expected the hyperparameter sagemaker_program (the SDK's entry_point) "
@@ -245,6 +245,7 @@ def _moved(text: str, base: Path) -> str:
     Raises:
         ConfigError: If a shell would misread the path of the host's tree.
     """
+    # The replacement is a function, because `subn` would interpret backslashes in a text.
     moved_text, num_replaced = _PLATFORM_DIR.subn(lambda _: str(base), text)
     if num_replaced and not _PLAIN_PATH.fullmatch(str(base)):
         raise ConfigError(

@@ -122,6 +122,7 @@ def local_channels(request: TrainingRequest, data: Mapping[str, Path]) -> list[L
                 f"channel {name} has RecordWrapperType or AugmentedManifestFile, which a rehearsal does not support; "
                 "rehearse with another input"
             )
+        # A `LocalChannel` has all fields of the request's channel.
         stated = {each.name: getattr(channel, each.name) for each in fields(channel)}
         found.append(LocalChannel(**stated, path=data[name].resolve()))
     return found

@@ -90,7 +90,7 @@ def run_request(
     with contextlib.ExitStack() as stack:
 
         def set_up(host: SimulatedHost) -> HostCommand:
-            """Write the files of a host, and return its command. ``feeders`` and ``stack`` end with the rehearsal."""
+            """Write the files of a host, and return its command. The end of ``stack`` ends the host's feeders."""
             channels_of_host = [channel for channel in channels if channel.is_for(host.group)]
             feeders.extend(map(stack.enter_context, _write_opt_ml(host, request, job.cluster, channels_of_host)))
             environment = dict(job.texts)
@@ -142,7 +142,9 @@ def plan_rehearsal(
     through: str | None,
     stated: Mapping[str, object] | None,
 ) -> _Job:
-    """Return the job that `run_request` runs with these arguments. Does not check whether vCPUs are known.
+    """Return the job that `run_request` runs with these arguments.
+
+    Only `run_request` checks whether the numbers of vCPUs are known.
 
     Raises:
         ConfigError: As for `run_request`.
@@ -166,6 +168,7 @@ def plan_rehearsal(
         container=container,
         options=options,
         texts=texts,
+        # ``HETERO_TIME_SCALE`` is the factor of every default time limit, also of this one.
         kill_after_s=SageMaker.kill_after_s * time_scale(os.environ),
     )
 
@@ -261,6 +264,7 @@ def _option_texts(request: TrainingRequest, stated: Mapping[str, object]) -> dic
 
 def _resolve(request: TrainingRequest, texts: Mapping[str, str], *, script: str) -> LaunchOptions:
     """Return the launch options of the hosts, from the request and from the caller's variables."""
+    # The namespace has priority over the hyperparameters, so it must not replace their script.
     default_script = None if "hetero_script" in request.hyperparameters else script
     parameters = job_parameters(request.hyperparameters, "the request's hyperparameters")
     return resolve_options(argparse.Namespace(script=default_script), {**request.environment, **texts}, parameters)

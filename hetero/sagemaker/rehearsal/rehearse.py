@@ -210,7 +210,7 @@ def _run(command: list[str], environment: Mapping[str, str]) -> int:
         status = process.wait()
     finally:
         with contextlib.suppress(ProcessLookupError):
-            # The simulated hosts die with this process.
+            # The simulated hosts die with `process`.
             process.kill()
         process.wait()
     return status if status >= 0 else 128 - status

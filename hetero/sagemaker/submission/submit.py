@@ -141,7 +141,7 @@ def failure_code(failure: str) -> int:
 
 
 def _start(estimator: Any, inputs: Any, job_name: str | None) -> str:
-    """Submit the job once and return its name. Do not wait for the job, because `follow` does."""
+    """Submit the job once and return its name. SDK 3 ignores ``job_name``. `follow` waits for the job."""
     if sdk_version(estimator) == 2:
         estimator.fit(inputs, wait=False, logs=False, job_name=job_name)
         return str(estimator.latest_training_job.name)

@@ -47,7 +47,7 @@ class MadeAnew:
         _finished[self._kind] = _same_as(subject), order
 
     def warn(self, name: str, order: bytes | None = None) -> None:
-        """Log one warning for all loaders of this kind, if this one was made anew and has the same order.
+        """Log a warning if this loader was made anew and has the earlier loader's order. Log it once for each kind.
 
         Args:
             name: Name of the loader.

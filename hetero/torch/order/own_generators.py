@@ -32,8 +32,10 @@ class OwnGenerators:
         self._only_torch = only_torch
         self._torch = [(torch.default_generator, key), *more]
         """torch's generators, each with its seed in this pass."""
-        self._torch_states: list[torch.Tensor] | None = None  # of these generators in this pass. None: not seeded yet
-        self._other_states: tuple[Any, Any] | None = None  # of Python's and NumPy's generators in this pass
+        self._torch_states: list[torch.Tensor] | None = None
+        """States of these generators in this pass. None before they are seeded."""
+        self._other_states: tuple[Any, Any] | None = None
+        """States of Python's and NumPy's generators in this pass. None before they are seeded, or if not swapped."""
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
@@ -53,8 +55,9 @@ class OwnGenerators:
                     generator.set_state(state)
 
     def next_numbers(self) -> tuple[float, ...]:
-        """Draw one number from each global generator. They show whether the sampler has drawn from it before."""
+        """Draw the next number of each global generator. It shows whether the sampler has drawn from that generator."""
         with self.swapped_in():
+            # Name the device, because the script may have set another default device, which does not fit the generator.
             first = torch.rand((), generator=torch.default_generator, device="cpu").item()
             return (first,) if self._only_torch else (first, random.random(), np.random.random())
 

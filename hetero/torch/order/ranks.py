@@ -57,7 +57,7 @@ class RankOrders:
         _num_loaders[kind] += 1
         self._kind = kind
         self._number = _num_loaders[kind]
-        """This loader is the n-th of its kind in this process. n is this number."""
+        """Place of this loader among the loaders of its kind in this process. The first place is 1."""
         self._is_checked = False
         """Whether the seed was compared."""
         self._has_warned = False
@@ -124,7 +124,7 @@ class RankOrders:
                 length = min(len(own), len(part))
                 num_shared = int(np.count_nonzero(own[:length] & part[:length]))
                 # Chance gives about 1 / (world size) of the samples, and half of this is enough for a warning. A
-                # filled-up batch may share samples too, so their number must exceed its size.
+                # filled-up batch may share samples too, so more samples than one batch has must be shared.
                 least_shared = max(drawn.largest_batch, num_own / (2 * world_size))
                 is_chance = least_shared < num_shared < num_own
                 # No rank waits, so the neighbour's part may belong to another pass. Then it is not compared.

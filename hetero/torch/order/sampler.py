@@ -113,7 +113,7 @@ class SamplerOrder:
         Some bucket samplers make their batches in ``__len__``. So the generators of the pass are swapped in here.
         """
         if self.is_stateful:
-            return None
+            return None  # its length may be only what is left of the epoch
         try:
             with self._own_generators(number).swapped_in():
                 return len(self.sampler)  # type: ignore[arg-type]
@@ -173,7 +173,7 @@ class SamplerOrder:
     def delivered(self, sampler_state: object) -> None:
         """Record that the next batch of the latest pass was delivered. The sampler had this state after the batch."""
         if self._left_pass is not None:
-            # Keep two states: before and after this batch.
+            # `_rewind` needs the state before this batch. The state after it is the one before the next batch.
             self._left_pass.states = (self._left_pass.states[-1], sampler_state)
 
     def completed(self) -> None:
@@ -231,7 +231,7 @@ class SamplerOrder:
             elements = self._iterate(state)
         largest_batch = 0
         counter, digest = OccurrenceCounter(), blake2b(digest_size=16)
-        is_compared = not self._may_repeat and state is None
+        is_compared = not self._may_repeat and state is None  # a state leads to only a part of the order
         for position in itertools.count(0 if state is None else start.batches):  # without a state, draw from 0
             with generators.swapped_in():
                 drawn = self._draw(elements)
@@ -260,7 +260,7 @@ class SamplerOrder:
                 yield PlannedBatch(position, IndexedWork(indices, occurrences), rank, snapshot, num_drawn)
 
     def _compare_with_last(self, start: Start, order: bytes, generators: OwnGenerators) -> None:
-        """Set `shuffled_order`. Log one warning if the shuffled order is the same as in the last pass of another epoch.
+        """Set `shuffled_order`. Log one warning if the last pass was of another epoch and had the same shuffled order.
 
         Args:
             start: Start of a pass that was drawn to its end.
@@ -396,7 +396,7 @@ class OccurrenceCounter:
             if isinstance(index, int):
                 key = int(index)  # a bool would index an array as a mask
                 if 0 <= index < _MAX_COUNTED_INDEX:
-                    # Use the same table as `_count_array`. With two tables, a count depended on the rest of the batch.
+                    # `_count_array` uses this table too, so a count does not depend on the other indices of a batch.
                     self._reserve(index)
                     counts = self._counts
             elif not isinstance(index, str):
@@ -446,7 +446,7 @@ class _LeftPass:
 
 
 def _parts_of(sampler: object) -> tuple[Any, ...]:
-    """Return a sampler and the samplers in its attributes, in lists there, and in their attributes in turn."""
+    """Return a sampler, the samplers in its attributes (also in lists and dictionaries), and those that they wrap."""
     parts, waiting = list[Any](), deque[object]([sampler])
     while waiting:
         part = waiting.popleft()
@@ -455,8 +455,8 @@ def _parts_of(sampler: object) -> tuple[Any, ...]:
             continue
         parts.append(part)
         for value in getattr(part, "__dict__", {}).values():
-            # A sampler may be wrapped in an attribute, in a list, or in a dictionary. In Samudra#717 the epoch never
-            # reached the wrapped sampler.
+            # The epoch must reach a wrapped sampler too, in an attribute, a list or a dictionary. It did not in
+            # Samudra#717 (see tests/cases).
             several = list(value.values()) if isinstance(value, dict) else value
             if isinstance(several, list | tuple) and several and _is_sampler(several[0]):
                 waiting.extend(filter(_is_sampler, several))

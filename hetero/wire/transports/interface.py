@@ -173,7 +173,7 @@ class Connection(ABC):
                 self._begin += size
                 filled += size
                 continue
-            # Receive few missing bytes through the buffer, which the next round reads, and many bytes directly.
+            # If few bytes are missing, fill the buffer, and the next round takes them. Receive many bytes directly.
             if len(room) - filled < _DIRECT_BYTES:
                 size = self._refill(deadline_s)
             else:

@@ -61,6 +61,7 @@ class SocketConnection(Connection):
     def shut_down(self) -> None:
         """See `Connection.shut_down`."""
         self._is_shut_down = True
+        # The system refuses this for a socket that is not connected or is closed already.
         with self._closing, contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -138,8 +139,8 @@ class SocketConnection(Connection):
     def _receive(self, room: memoryview, deadline_s: float, *, is_whole: bool = False) -> int:
         """See `Connection._receive`."""
         flags = socket.MSG_WAITALL if is_whole else 0
-        # To save wake-ups, the kernel wakes this thread only when `_WAKE_BYTES` have arrived. The last `_WAKE_BYTES`
-        # are left for another call, or the kernel could wait for bytes that never arrive.
+        # To save wake-ups, the kernel wakes this thread only when `_WAKE_BYTES` have arrived. Leave the last
+        # `_WAKE_BYTES` for another call. If fewer bytes were missing, the kernel would wait for more than will arrive.
         has_much = is_whole and len(room) >= 2 * _WAKE_BYTES
         if has_much:
             room = room[:-_WAKE_BYTES]
@@ -179,7 +180,7 @@ class SocketPeer(UnauthenticatedPeer):
             return self._socket.recv(max_bytes)
         except BlockingIOError:
             return None
-        except OSError:
+        except OSError:  # a failed connection counts as ended
             return b""
 
     def admit(self) -> Connection:

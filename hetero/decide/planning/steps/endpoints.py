@@ -45,7 +45,7 @@ def endpoints_on(
         has_enough_memory: Whether to assume that the memory suffices for any number.
     """
     cpu_s, wait_s = figures.costs_on(machine, machine.vcpus)
-    # Position 0 of each array has the mean figures. They decide, because all draws are about one number of endpoints.
+    # Position 0 of each array has the mean figures. They decide, because the host has the same number in all draws.
     number = wanted or math.floor(machine.vcpus * processes_per_cpu(float(cpu_s[0]), float(wait_s[0])))
     supply = profile.supply[0]
     # Memory of each endpoint alone, and memory that all endpoints of a host share.

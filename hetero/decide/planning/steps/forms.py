@@ -17,7 +17,7 @@ def bytes_per_sample(profile: Profile, form: str) -> float:
         leaves = [leaf for leaf in profile.leaves if leaf.fits_uint8]
         wide = sum(leaf.bytes_per_sample for leaf in leaves)
         narrow = sum(leaf.bytes_per_sample / _ITEM_BYTES.get(leaf.dtype, 1) for leaf in leaves)
-        # The bytes on the network include a share of the header, so only the arrays' difference counts.
+        # The measured bytes include a share of the header, which stays. So change only the bytes of the arrays.
         return measured - wide + narrow
     # A form without a codec is sent as it is.
     return measured * next((codec.ratio for codec in profile.codecs if codec.name == form), 1.0)

@@ -143,7 +143,7 @@ class StepModel:
     # Hosts
 
     def endpoints_on(self, machine: Machine, wanted: int | None) -> tuple[int, bool]:
-        """Return the number of endpoints of a data host, and whether its memory limits it.
+        """Return the number of endpoints of a data host, and whether its memory limits this number.
 
         Args:
             machine: The host's type.
@@ -166,20 +166,22 @@ class StepModel:
         if len(candidate.data) < 2 or candidate.endpoints_per_host is not None:
             return candidate
         machines = [group.machine for group in candidate.data]
-        numbers = [self.endpoints_on(machine, None)[0] for machine in machines]
+        numbers = [self.endpoints_on(machine, wanted=None)[0] for machine in machines]
         if numbers == [machine.vcpus for machine in machines]:
             return candidate
-        # With a number for each type, a step of one random job took 89 % longer than planned. The smaller number fits
-        # into the memory of both types. If it is 0, because no endpoint fits into one of them, state no number.
+        # This model once used a number for each type, but the plan stated the smaller one for all. A step of one random
+        # job then took 89 % longer than planned. The smaller number fits into the memory of both types. If it is 0,
+        # because no endpoint fits into one of them, state no number.
         return replace(candidate, endpoints_per_host=min(numbers) or None)
 
     def variable_endpoints_on(self, candidate: Candidate) -> int | None:
-        """Return the smallest number of endpoints of a data host if another number may be better, else None.
+        """Return the smallest number of endpoints of a data host, or None if no other number may be better.
 
-        Another number may be better if endpoints wait for storage. A host then has more than one per vCPU.
+        Another number may be better if endpoints wait for storage, because a host then has more than one per vCPU. The
+        number that the user wants is never varied.
         """
         machines = [group.machine for group in candidate.data]
-        if self._endpoints_per_host or all(self.endpoints_on(each, None)[0] <= each.vcpus for each in machines):
+        if self._endpoints_per_host or all(self.endpoints_on(each, wanted=None)[0] <= each.vcpus for each in machines):
             return None
         return min(self.endpoints_on(machine, candidate.endpoints_per_host)[0] for machine in machines)
 
@@ -194,8 +196,8 @@ class StepModel:
         # Samples that cost nothing must not divide by zero.
         cpu_s = np.maximum(cpu_s + encode_s, 1e-12)
         seconds = cpu_s + wait_s
-        # Either all endpoints compute and wait in turn, or the CPUs are always busy. A queueing model of the cases
-        # between them chose no better clusters in parts of bench_planner.
+        # The rate has two bounds. At the first, no endpoint waits for a CPU. At the second, the CPUs are always busy.
+        # A queueing model of the cases between them chose no better clusters in parts of bench_planner.
         rate = np.minimum(num_endpoints / seconds, machine.vcpus / cpu_s)
         # What limits this rate: the memory, which allows fewer endpoints, else the storage, else the vCPUs.
         limit = _PREPROCESSING
@@ -227,7 +229,7 @@ class StepModel:
         return number_for_headspace(needed_rate, rate) if rate > 0 else 0
 
     def has_bytes_limit(self, trainer: Machine, machine: Machine) -> bool:
-        """Return whether fewer bytes could shorten the steps with data hosts of a type.
+        """Return whether batches of fewer bytes could shorten the steps with data hosts of a type.
 
         True if one of these conditions holds:
 
@@ -236,8 +238,8 @@ class StepModel:
           these CPUs too.
         - The windows hold fewer than two batches per endpoint.
 
-        These bounds are low on purpose. A candidate that is predicted in vain costs little time, but the plan is wrong
-        if the best candidate is missing. Position 0 of an array has the mean figures.
+        These bounds are low on purpose. One candidate too many costs little time, but the plan is wrong if the best
+        candidate is missing. Position 0 of an array has the mean figures.
 
         Args:
             trainer: Type of the trainer host.
@@ -355,15 +357,15 @@ class StepModel:
         encode_s, decode_s = codec_s(self._profile, form)
         # Step time with batches always ready.
         accelerator_s = self.headspace_s
-        # Loader processes of the ranks make the batches of these candidates, as in the profile.
+        # Whether loader processes of the ranks make the batches of a candidate, as in the profile.
         as_profiled = np.array(
             [not each.data and each.local_endpoints == training.num_local_processes for each in candidates]
         )
 
-        # What the data hosts deliver: samples per second, the slowest batch, and what limits most of them.
+        # What the data hosts deliver: samples per second, the slowest batch, and the limit of the type that makes most.
         machines = {id(group.machine): group.machine for candidate in candidates for group in candidate.data}
         columns = {machine: column for column, machine in enumerate(machines)}
-        rates = [self._rate_of(machine, form, first.endpoints_per_host) for machine in machines.values()]
+        rates = [self._rate_of(machine, form, wanted=first.endpoints_per_host) for machine in machines.values()]
         counts = np.zeros((len(candidates), len(machines)))
         for row, candidate in enumerate(candidates):
             for group in candidate.data:
@@ -408,6 +410,7 @@ class StepModel:
         network_share = np.where(counts.sum(axis=1) + num_hosts > 1, network_share, 0.0)[:, None]
         has_limit = nbytes > 0 and self._has_removable_limits
         network_rate = self._figures.network_of(trainer) / nbytes if has_limit else np.full(shape[1], np.inf)
+        # Batches of loader processes stay on their host.
         network_s = np.where(as_profiled[:, None], 0.0, network_share * samples / network_rate)
         # The CPUs receive the share that comes over the network, or the share that the data hosts can make during a
         # step, if it is larger.
@@ -433,14 +436,14 @@ class StepModel:
         step_s = np.where(is_serial[:, None], serial_s, step_s + start_s)
         # The bottlenecks. If data hosts make most of the samples, what limits the data hosts limits the supply.
         limits = _limits(
-            (accelerator_s[0], supply_s[:, 0], cpu_bound_s[:, 0], window_s[:, 0], network_s[:, 0]),
-            np.where(remote_rate[:, 0] * 2 > total_rate[:, 0], remote_limit, _PREPROCESSING),
+            times=(accelerator_s[0], supply_s[:, 0], cpu_bound_s[:, 0], window_s[:, 0], network_s[:, 0]),
+            supply_limit=np.where(remote_rate[:, 0] * 2 > total_rate[:, 0], remote_limit, _PREPROCESSING),
         )
         # If the waits at the starts of epochs take a large share of a step, they limit the step instead of the
         # accelerators.
         is_late = (limits == _ACCELERATOR) & (start_s[:, 0] > NEARLY_BUSY * step_s[:, 0]) & ~is_serial
         limits = np.where(is_late, _EPOCH_START, limits)
-        # Without endpoints and loader processes, the rank itself makes its batches between two steps.
+        # A rank that makes its own batches waits for them. From a share of `NEARLY_BUSY` on, this wait limits a step.
         is_waiting = (1 - NEARLY_BUSY) * serial_s[:, 0] > accelerator_s[0]
         limits = np.where(is_serial & is_waiting, _PREPROCESSING, limits)
         # If samples wait longer than they compute, storage limits the clusters without data hosts, and not the vCPUs.
@@ -449,7 +452,7 @@ class StepModel:
         return _Parts(step_s=step_s, limits=limits, cpu_bound_s=cpu_bound_s[:, 0])
 
     def _window(self, trainer: Machine, num_endpoints: NDArray[Any], nbytes: float, num_ranks: int) -> Array:
-        """Return how many batches a rank has in flight: by its plan, and by the bytes of its window.
+        """Return how many batches a rank has in flight. Its plan and the bytes of its window limit them.
 
         Args:
             trainer: Type of the trainer hosts.
@@ -458,6 +461,7 @@ class StepModel:
             num_ranks: Ranks of the job.
         """
         by_count: Array = np.maximum(1.0, PREFETCH_FACTOR * num_endpoints / num_ranks)
+        # The bytes limit nothing if they are unknown, or if the model leaves out the limits in `REMOVABLE`.
         if nbytes <= 0 or not self._has_removable_limits:
             return by_count
         training = self._training

@@ -97,7 +97,7 @@ class _Host:
         self.paces = paces
         """Results of the host's ``pace`` by its arguments. Equal hosts share them."""
         self.busy: list[tuple[float, int, _Attempt]] = []
-        """Heap of the batches that are made, each with the value of `work_s` when it is ready."""
+        """Heap of the batches in the making, each with the value of `work_s` at which it is ready."""
         self.work_s = self.updated_s = 0.0
         """Seconds of work that each busy process has done, and the time of the last update of this number."""
         self.speed = 1.0
@@ -218,6 +218,7 @@ class Timeline:
         if self.epoch_steps < self.num_steps:
             # Take whole epochs, because a part of an epoch would have the wait at its start, but not all of its steps.
             self.num_steps = round(self.num_steps / self.epoch_steps) * self.epoch_steps
+        # One more block is for the batches of later steps, which ranks request in advance.
         self.relative_s = _blocks(job.relative_s, self.num_steps * self.num_ranks + _BLOCK)
         self.events: list[tuple[float, int, Callable[[Any, float], None], Any]] = []
         """Heap of events: time, order, method that handles the event, and the argument of the method."""
@@ -328,7 +329,7 @@ class Timeline:
         rank.num_requested += 1
         # torch's loader gives its batches to its processes in turn.
         endpoint = rank.endpoints[batch % len(rank.endpoints)] if is_own_loader else rank.choose()
-        attempt = _Attempt(rank, batch, endpoint, self.endpoints[endpoint][0], endpoint_load=0)
+        attempt = _Attempt(rank, batch, endpoint, host=self.endpoints[endpoint][0], endpoint_load=0)
         if self.current[endpoint] is None:
             # One more process is busy from now on. So count the work of the others first, and then plan their next end.
             attempt.host.advance(now_s)
@@ -370,7 +371,7 @@ class Timeline:
         if not self.job.is_own_loader:
             for index, host in enumerate(self.hosts[: self.job.num_trainers]):
                 receiving_cpus = self.num_received[index] * self.job.receive_s / elapsed_s
-                # Round to quarters, because a pace is computed once for each value.
+                # Round to quarters. A pace is computed once for each value, so fewer values take less time.
                 host.receiving_cpus = round(4 * receiving_cpus) / 4
                 self.num_received[index] = 0
         self._set_rank_threads(now_s, num_threads=0)
@@ -395,8 +396,7 @@ class Timeline:
         batch_s = attempt.host.host.batch_s * self.relative_s[number % len(self.relative_s)]
         if self.begins_with_part[attempt.endpoint]:
             self.begins_with_part[attempt.endpoint] = False
-            # The endpoint has made the rest of this batch before the timeline begins. The parts are multiples of the
-            # golden ratio, modulo 1, which are spread evenly.
+            # Only a part of this batch is left to make. Multiples of the golden ratio, modulo 1, spread parts evenly.
             batch_s *= attempt.endpoint * 0.6180339887498949 % 1
         heapq.heappush(attempt.host.busy, (attempt.host.work_s + batch_s, next(self.order), attempt))
 

@@ -82,7 +82,7 @@ class Timelines:
             self._calibrate()
         else:
             # Calibrate with the profile as it was measured, because the measured step time holds only for the measured
-            # cluster. It was once compared with the timeline of the planned cluster.
+            # cluster. Once it was compared with the timeline of the planned cluster.
             as_measured = Timelines(
                 replace(profile, training=measured), vcpu_speeds=vcpu_speeds, endpoints_per_host=endpoints_per_host
             )
@@ -270,7 +270,7 @@ class Timelines:
         """
         samples = self._profile.supply[0].sample_cpu_s
         step_error = error_of_mean(self._training.step_s)
-        # The measured samples may also differ from all samples, see `SPEED_SPREAD`.
+        # The mean cost of the measured samples may also differ from that of all samples, by about `SPEED_SPREAD`.
         sample_error = math.hypot(samples.variation / math.sqrt(samples.num_measured), SPEED_SPREAD)
         # Two measurements of one figure, each weighted by the inverse of its variance.
         return sample_error**2 / (sample_error**2 + step_error**2)

@@ -77,7 +77,8 @@ class UncertainFigures:
         self._training = profile.training
         self._given_speeds = dict(vcpu_speeds)
         self._num_draws = num_draws
-        # Each kind of draw has a separate generator, so a draw does not depend on earlier calls.
+        # Only this constructor uses it, always in the same order. Draws of later calls have separate generators, so
+        # they do not depend on earlier calls.
         self._random = np.random.default_rng(0)
         # Share of the measured time that the job itself took. Other work of the machine may have taken the rest.
         own_share = 1 - profile.training.excess_share * np.random.default_rng((0, 2)).random(num_draws + 1)
@@ -143,6 +144,7 @@ class UncertainFigures:
         # All costs share one error, because they describe the same samples. The point with the most samples decides how
         # large it is.
         error = math.hypot(samples.variation / math.sqrt(float(nums_samples.max())), RUN_SPREAD)
+        # A large error must not give samples that cost nothing.
         errors = np.concatenate([[1.0], np.maximum(1 + error * self._random.standard_normal(self._num_draws), 0.1)])
         errors = errors * self._speed_error
         return _Costs(shares, _rising(costs, nums_samples), errors, self._means(supply.sample_wait_s))
@@ -162,9 +164,9 @@ class UncertainFigures:
             Two arrays with a value for each draw. With a column of processes, the CPU seconds have a row for each host.
         """
         reference = self._costs[self._reference_name]
-        # Share of its time that a process computes. It waits for storage in the rest. Assume the share of the first
-        # type for all types, because it only decides how many CPUs are busy. Compute it from the cost in a process that
-        # is alone and from the mean wait, which are at position 0.
+        # Share of its time that a process computes. In the rest it waits for storage. Assume the share of the first
+        # type for all types, because it only decides how many CPUs are busy. Position 0 of `mean_cpu_s` is the cost in
+        # a process that is alone. Position 0 of `wait_s` is the mean wait.
         computing_share = reference.mean_cpu_s[0] / max(reference.mean_cpu_s[0] + float(reference.wait_s[0]), 1e-12)
         all_busy_cpus = np.asarray(num_processes, dtype=np.float64) * computing_share + busy_cpus
         costs, cpu_factor, wait_factor = self._source_of(machine)
@@ -216,6 +218,7 @@ class UncertainFigures:
         sample_s = sample_s + (waits_s if len(waits_s) == len(sample_s) else supply.sample_wait_s.mean)
         # Draw at most 256 samples for each batch, which bounds the memory of the draws.
         num_drawn = min(batch_samples, 256)
+        # A new generator, because the times must not depend on the number of draws.
         random = np.random.default_rng(0)
         batch_s = sample_s[random.integers(len(sample_s), size=(_NUM_BATCHES, num_drawn))].mean(axis=1)
         mean_s = float(batch_s.mean())

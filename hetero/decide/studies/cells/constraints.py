@@ -108,7 +108,8 @@ def trainer_groups(settings: Settings) -> list[tuple[str, int]]:
         return []
     stated = settings.options.get("roles", ())
     role_flags = [str(each) for each in stated] if isinstance(stated, (list, tuple)) else []
-    roles = assign_roles([(group.name, group.instance_type) for group in groups], role_flags, "groups of the study")
+    names_and_types = [(group.name, group.instance_type) for group in groups]
+    roles = assign_roles(names_and_types, role_flags, source="groups of the study")
     return [
         (group.instance_type, group.count) for group, role in zip(groups, roles, strict=True) if role is Role.TRAINER
     ]
@@ -170,7 +171,7 @@ def derive(study: Study, rows: Sequence[Mapping[str, Level]], catalogue: Catalog
         derived = {"ranks": ranks, "hosts": num_hosts(settings), **_derived(study, stated, ranks, batch, smallest)}
         quantities = _merged_quantities(constraints, settings, stated, derived)
         cells.append(Cell(levels=levels, settings=settings, quantities=quantities))
-    # If a quantity changes in one cell, all cells get its base value, which is a column of the results without gaps.
+    # If a quantity changes in one cell, give all cells its base value. Its column in the results then has no gaps.
     changed = [name for name in _MAY_CHANGE if any(_BASE + name in cell.quantities for cell in cells)]
     for cell, name in itertools.product(cells, changed):
         if name in cell.quantities:
@@ -188,8 +189,8 @@ def _merged_quantities(
     Raises:
         ConfigError: If any other quantity is stated and a different value is derived for it.
     """
-    # The results have a column for each quantity. The amounts in `_TO_CHECK` serve only the checks. Leave out those
-    # that the study does not state, which are missing or 0.
+    # The results have a column for each quantity. The amounts in `_TO_CHECK` serve only the checks. So an amount that
+    # is missing or 0 gets no column.
     unstated = {name for name in _TO_CHECK if not stated.get(name)}
     given = {**{name: value for name, value in stated.items() if name not in unstated}, **settings.values}
     # Without ``fix``, the steps follow from the epochs, so stated steps that differ contradict the epochs.
@@ -282,12 +283,12 @@ def _duration(
     batch: Fraction | None,
     smallest: Fraction | None,
 ) -> dict[str, Level]:
-    """Return steps and epochs: epochs from the steps if these are fixed, steps from the epochs otherwise.
+    """Return steps and epochs. Fixed steps give the epochs. Otherwise the epochs give the steps.
 
-    Empty if neither can be computed. The other arguments are those of `_derived`, with ``samples`` to train with.
+    Empty if neither can be computed. ``samples`` are those to train with. `_derived` explains the other arguments.
     """
     if constraints.fix == "steps" or (constraints.fix == "global_batch" and "steps" in stated):
-        # Names as the constraints have them, for the message.
+        # The message shows these names, so they are those of the constraints.
         needed = {"steps": stated.get("steps"), "samples": samples, "batch_per_device": batch}
         missing = [name for name, value in needed.items() if value is None]
         if missing or samples is None or batch is None or smallest is None:
@@ -295,7 +296,7 @@ def _duration(
         # The stated steps belong to the smallest batch. For the same samples, the published study makes 84,375 steps on
         # one GPU and 2,637 steps on 32 GPUs.
         steps = _number("steps", stated) * smallest / batch
-        # Half a step is rounded up. The function round would take 2.5 to 2.
+        # Half a step is rounded up. Python's `round` would give 2 for 2.5.
         return {"steps": math.floor(steps + Fraction(1, 2)), "epochs": _level(steps * batch / samples)}
     if "epochs" in stated and samples is not None and batch is not None:
         epochs = _number("epochs", stated)

@@ -128,8 +128,8 @@ def _fraction(factors: Sequence[Factor], num_runs: int, *, seed: int) -> list[li
             f"design.fraction: found {num_runs} runs, but the factors have {num_effects} main effects with the mean\n"
             f"  to do: give at least {num_effects} runs, or fewer levels"
         )
-    # A search tries each level in each run, and computes a determinant of this many effects each time. 16 runs of 14
-    # factors take 2 s, and 40 runs of 12 factors with 4 levels half a minute.
+    # A search tries each level in each run. Each time, it computes the determinant of a matrix with a row per effect.
+    # 16 runs of 14 factors take 2 s, and 40 runs of 12 factors with 4 levels take half a minute.
     work = num_runs * sum(sizes) * num_effects**2
     num_starts = min(_NUM_STARTS, int(_NUM_STARTS * _MAX_WORK / work))
     if num_starts < 1:
@@ -154,7 +154,7 @@ def _fraction(factors: Sequence[Factor], num_runs: int, *, seed: int) -> list[li
 
 
 def _relabelled(rows: list[list[int]], factors: Sequence[Factor]) -> list[list[int]]:
-    """Return the design with the levels of its factors in the orders that make the largest correlation the smallest.
+    """Return the design. Levels of a factor change places if this lowers the largest correlation.
 
     Another order of a factor's levels does not change the determinant. One factor after the other gets its best order,
     in two rounds, because the best order of a factor depends on the others.

@@ -78,7 +78,7 @@ def cell_table(study: Study, results: Sequence[RunResult]) -> tuple[list[str], l
     for levels, members in by_levels(results, names).items():
         finished = [each for each in members if each.state == FINISHED]
         # The excess is the largest share of a run's time that other work of the machine may have taken. Take the
-        # replicate with the largest excess, because other replicates do not make its time right.
+        # largest excess of the replicates, because one wrong time makes the mean wrong.
         excess = max((excess_share(each.report) for each in finished if each.report is not None), default=0.0)
         row = [*map(str, levels), str(members[0].levels.get("ranks", "")), str(len(members))]
         row += [

@@ -229,6 +229,7 @@ def quality_over_time_plot(found: Results) -> Plot | None:
     has_sizes = len({_ranks(each) for each in found.finished}) > 1
     for levels, members in found.series().items():
         for each in members:
+            # Name the ranks also if the label would be empty without them.
             size = counted(int(_ranks(each)), "rank") if has_sizes or not levels else ""
             groups.setdefault(", ".join(filter(None, (levels, size))), []).append(each)
     # Groups with fewer ranks come first. The runs of a group have equally many ranks.
@@ -271,7 +272,7 @@ def correlation_plot(found: Correlations) -> Plot | None:
         return None
     # More columns than these do not fit beside another plot.
     is_wide = number > 6
-    (axes,) = new_axes(min(11.0, 2.0 + 0.5 * number), is_wide=is_wide)
+    (axes,) = new_axes(height_in=min(11.0, 2.0 + 0.5 * number), is_wide=is_wide)
     values = [[math.nan if value is None else value for value in row] for row in found.values]
     image = axes.imshow(values, cmap="RdBu_r", vmin=-1, vmax=1)
     axes.grid(visible=False)
@@ -280,6 +281,7 @@ def correlation_plot(found: Correlations) -> Plot | None:
     if number <= 12:
         for row, column in itertools.product(range(number), repeat=2):
             value = values[row][column]
+            # The cells of strong correlations are dark.
             colour = "white" if abs(value) > 0.6 else "black"
             text = "-" if math.isnan(value) else f"{value:.2f}"
             axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=9)

@@ -45,8 +45,8 @@ def rows(results: Sequence[RunResult], *, metrics: Sequence[Metric] = ()) -> lis
     ``step_time_least_s`` (its lower bound in an emulated run), ``data_wait_per_step_s``, ``samples_per_s``,
     ``cpu_percent``, ``memory_bytes``, ``gpu_percent``, ``gpu_memory_bytes``, then the last value of each metric, and
     for each of ``metrics`` its best value, the time to its target, and its quality after each stated time. The phases
-    are parts of ``wall_s``. A phase with the name of a level gets ``phase_`` in front, and a logged metric with the
-    name of another column ``metric_``.
+    are parts of ``wall_s``. A phase with the name of a level gets ``phase_`` in front. A logged metric with the name
+    of another column gets ``metric_`` in front.
 
     Args:
         results: The results.
@@ -54,8 +54,8 @@ def rows(results: Sequence[RunResult], *, metrics: Sequence[Metric] = ()) -> lis
     """
     measured = [_measured(result) for result in results]
     computed = [_computed(result, metrics) for result in results]
-    # Collect the names of all rows, because a metric must have the same column in each row. A logged acc_best was once
-    # replaced by the computed one of acc.
+    # Collect the names of all rows, because a metric must have the same column in each row. The computed acc_best of
+    # the metric acc once replaced a logged acc_best.
     other_columns = {name for row in (*measured, *computed) for name in row}
     found = []
     for result, measured_row, computed_row in zip(results, measured, computed, strict=True):
@@ -112,7 +112,7 @@ def _computed(result: RunResult, metrics: Sequence[Metric]) -> Row:
 
 
 def _from_report(report: Report | None) -> Row:
-    """Return the columns that come from a report, each None without a report. Hosts are the trainer hosts."""
+    """Return the columns that come from a report. Each is None without a report. The data hosts do not count."""
     headline = None if report is None else report.headline
     usages = () if report is None else report.run.trainer_usages
 
@@ -132,6 +132,7 @@ def _from_report(report: Report | None) -> Row:
         "cpu_percent": mean([usage.cpu_percent_mean for usage in usages]),
         "memory_bytes": max((usage.memory_peak_bytes for usage in usages), default=None),
         "gpu_percent": mean([usage.gpu_percent_mean for usage in usages]),
+        # If no host has a reading of its GPUs, the largest is 0, which becomes None.
         "gpu_memory_bytes": max((usage.gpu_memory_peak_bytes or 0 for usage in usages), default=0) or None,
     }
 
@@ -201,7 +202,7 @@ def _column(values: Sequence[Cell]) -> list[Cell]:
 
 
 def by_levels(results: Sequence[RunResult], names: Sequence[str]) -> Mapping[tuple[object, ...], list[RunResult]]:
-    """Return the results grouped by their values of some quantities, in the order of the first of each group."""
+    """Return the results grouped by their values of some quantities. Groups are in the order of their first result."""
     found: dict[tuple[object, ...], list[RunResult]] = {}
     for result in results:
         found.setdefault(tuple(result.levels.get(name) for name in names), []).append(result)
