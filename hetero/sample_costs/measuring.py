@@ -31,7 +31,7 @@ from hetero.pool.processes import why_not_fork
 from hetero.sample_costs.fetcher import Fetcher
 from hetero.sample_costs.options import Channel, CostOptions
 from hetero.sample_costs.samples import CHUNK_S
-from hetero.system.cgroups import memory_use
+from hetero.system.cgroups import free_memory
 from hetero.system.memory import keep_freed_memory, prepare_to_fork
 from hetero.system.open_files import open_files, reopen_files
 from hetero.system.process import die_with_parent
@@ -312,10 +312,9 @@ def _num_within_memory(fetchers: _Fetchers) -> int:
     if not private_bytes:  # the system does not say, so nothing is known
         return sys.maxsize
     free_bytes = psutil.virtual_memory().available
-    # In a container, psutil returns the free memory of the whole machine. The limit of the control group may be lower.
-    group = memory_use()
-    if group is not None and group.limit_bytes is not None:
-        free_bytes = min(free_bytes, group.limit_bytes)
+    # In a container, psutil returns the free memory of the whole machine. The control group may have less.
+    if (group_bytes := free_memory()) is not None:
+        free_bytes = min(free_bytes, group_bytes)
     return max(1, int(_MEMORY_SHARE * free_bytes / private_bytes))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -224,6 +225,12 @@ def test_registrar_rejects_a_group_that_the_main_host_does_not_have() -> None:
         address = f"127.0.0.1:{registrar.port}"
         with pytest.raises(DisagreementError, match="has the groups trainer, data, and not 'dta'"):
             ask_to_join("main", address, other, token=None, tls=None)
+        # The name is taken, although the job still lacks a host.
+        namesake = dataclasses.replace(
+            other, host=JoinedHost(host="main", address="127.0.0.1:2", group="data", instance_type="")
+        )
+        with pytest.raises(ConfigError, match="another host has registered as main, of group trainer"):
+            ask_to_join("main", address, namesake, token=None, tls=None)
         admission = ask_to_join("main", address, REQUEST, token=None, tls=None)
     assert admission is not None
     assert admission.document["current_host"] == "new"

@@ -221,7 +221,11 @@ def _parts(value: Any) -> list[Any]:
         return [_type_name(value)]
     if isinstance(value, ModuleType | BuiltinFunctionType):
         return [value.__name__]
-    slots = [slot for each in type(value).__mro__ for slot in getattr(each, "__slots__", ())]
+    slots: list[str] = []
+    for kind in type(value).__mro__:
+        # A class may state its only slot as a text.
+        own = vars(kind).get("__slots__", ())
+        slots += [own] if isinstance(own, str) else own
     # Attributes in slots are not in ``__dict__``, so read them by name.
     held = {slot: getattr(value, slot) for slot in slots if hasattr(value, slot)}
     return sorted({**held, **getattr(value, "__dict__", {})}.items())

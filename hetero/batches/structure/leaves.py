@@ -332,9 +332,10 @@ def list_leaf(items: list[Any], kind: type, max_bytes: int) -> Leaf:
     if kind is str or kind is bytes:
         return text_leaf("list", items, max_bytes)
     name = _LIST_DTYPES[kind]
-    # Check the size before NumPy makes the array. An item of a list takes at most 8 bytes.
-    if 8 * len(items) > max_bytes:
-        raise _too_large(8 * len(items), max_bytes)
+    # Check the size before NumPy makes the array.
+    nbytes = _NUMPY[name].itemsize * len(items)
+    if nbytes > max_bytes:
+        raise _too_large(nbytes, max_bytes)
     return _fixed("list", name, np.array(items, dtype=_NUMPY[name]), max_bytes)
 
 

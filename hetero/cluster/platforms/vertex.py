@@ -111,7 +111,7 @@ class Vertex(Platform):
             machine = _mapping(pool.get("machine_spec") or pool.get("machineSpec"))
             name = str(machine.get("machine_type") or machine.get("machineType") or "")
             count = machine.get("accelerator_count") or machine.get("acceleratorCount") or 0
-            num_gpus = int(count) if str(count).isdigit() else 0
+            num_gpus = int(count) if str(count).isdecimal() else 0
             types[f"workerpool{number}"] = f"{name}+GPU:{num_gpus}" if num_gpus else name
         return types
 

@@ -154,6 +154,8 @@ class Registrar:
             # one place, so this host is one too many in both cases.
             elif registered != host:
                 refusal = f"the job has {self._num_hosts} hosts, and all have registered"
+                if registered is not None:
+                    refusal = f"another host has registered as {host.host}, of group {registered.group}"
                 return pb.JoinReply(refusal=refusal, exit_code=int(ExitCode.USAGE))
             is_complete = len(self._hosts) == self._num_hosts
             # This answer contains the description of the cluster.

@@ -374,8 +374,8 @@ class RankSession:
                 report = dataclasses.replace(report, profile_json=self._profile(finished))
         version, metrics = self.metrics.since(self._metrics_sent)
         report = dataclasses.replace(report, metrics=metrics)
-        is_answered = self._link.report(pb.RankReport(**fields_of(report)))
-        self._metrics_sent = version
+        if is_answered := self._link.report(pb.RankReport(**fields_of(report))):
+            self._metrics_sent = version
         return is_answered
 
     def _step_times(self, timers: Sequence[StepTimer]) -> StepTimes | None:

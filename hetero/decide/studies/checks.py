@@ -145,7 +145,7 @@ def _memory_is_exceeded(plan: StudyPlan, catalogue: Catalogue) -> _Found:
             room_gb = None if info is None else _device_gb(info, cell, catalogue)
             if report is not None:
                 yield from _beyond_report(report, instance_type, float(batch), room_gb)
-            if room_gb is None or not isinstance(per_sample, (int, float)):
+            if room_gb is None or not isinstance(per_sample, (int, float)) or per_sample <= 0:
                 continue
             needed_gb = fixed_gb + per_sample * float(batch)
             if needed_gb > _MEMORY_SHARE * room_gb:

@@ -40,6 +40,13 @@ class Plain:
         self.size = size
 
 
+class Slotted:
+    __slots__ = "size"
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
 DIFFERENT: list[Any] = [
     None,
     True,
@@ -105,6 +112,10 @@ def test_digest_of_values_that_differ_differs_and_of_equal_ones_is_the_same() ->
     assert len(set(digests)) == len(DIFFERENT)
     assert plain_digest({"a": 1, "b": 2}) != plain_digest({"b": 2, "a": 1})  # classes may be numbered in this order
     assert plain_digest({1, 2}) == plain_digest({2, 1})
+
+
+def test_digest_covers_an_attribute_in_the_only_slot() -> None:
+    assert value_digest(Slotted(1)) != value_digest(Slotted(2))
 
 
 @pytest.mark.parametrize(

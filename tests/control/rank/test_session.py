@@ -104,6 +104,20 @@ def test_values_that_a_rank_logs_reach_the_host_of_the_report(hubs: tuple[Hub, H
     assert 0 <= report.metrics[0].at_s <= report.metrics[1].at_s
 
 
+def test_values_of_a_report_that_the_launcher_did_not_answer_are_sent_again(
+    hubs: tuple[Hub, Hub], address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, _ = hubs
+    session = RankSession(address, TOKEN, job_id="job-a", rank=0, world_size=1)
+    lost = threading.Event()
+    with contextlib.closing(session), monkeypatch.context() as patch:
+        patch.setattr(session._link, "report", lambda report: lost.set() if report.metrics else False)
+        session.metrics.add("f1", 0.5, 10)
+        assert lost.wait(20.0)
+        patch.undo()
+        wait_for(trainer, lambda membership: bool(membership.own.ranks[0].metrics))
+
+
 class BrokenTimer(StepTimer):
     """Its sums cannot be had."""
 
