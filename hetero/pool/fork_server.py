@@ -107,8 +107,8 @@ class _ForkServer:
     def __post_init__(self) -> None:
         self._children: list[EndpointProcess] = []
         self._builder: Builder | None = None
-        # Endpoints announce data sets to a fork server that may start a builder. The builder itself has built them
-        # already, and with a single endpoint there is nothing to share.
+        # Endpoints announce data sets to a process that may fork a builder. A process with `prebuilt` is the builder,
+        # and has built them already. A single endpoint has nothing to share.
         may_announce = not self.why_not_fork and not self.prebuilt and self.base.num_endpoints > 1
         self._announcements = make_channel() if may_announce else None
         """The two ends of the socket of announcements: for this process, and for its endpoints. None if closed."""

@@ -410,7 +410,7 @@ class EndpointPool(PoolFigures):
         if is_last and not self._may_wait():
             failure = ChildFailure(name=name, exit_status=status, explanation=explanation, last_lines=tuple(lines))
             self._fail(ChildFailedError(failure))
-        else:
+        else:  # when a restart is given back, `_start_what_is_due` starts the process
             when = self._restart_budget.next_in_words(now_s)
             logger.error("%s: %s %s; no restarts are left%s", self._host, name, explanation, when)
         return None

@@ -128,7 +128,9 @@ class _Coordinator:
                 ticks += 1
                 # Change the ticks, because data hosts consider a launcher stuck if its ticks stay the same.
                 self.hub.update(ticks=ticks)
+                # Tell the actor what has changed in the job.
                 self._follow()
+            # The actor sends SIGINT when its data hosts have ended. Then no data host is left to tell.
             if signal.SIGINT not in signals:
                 logger.info("the data service ends, so its data hosts end")
                 self.hub.update(state=HostState.DONE)

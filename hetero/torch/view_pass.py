@@ -195,13 +195,16 @@ class ViewPass:
 
     def _reader_at(self, batch: RequestedBatch) -> Batches:
         """Return a reader whose next batch is ``batch``. Open a new reader if the tool did not continue as expected."""
-        # accelerate's even_batches may have made another batch with the same number, by `+=` (`RequestedBatch`).
+        # accelerate's even_batches may have added samples to the planned batch. `RequestedBatch.__iadd__` then returned
+        # another batch with the same number. An open reader has requested the planned batch, so a new reader is needed.
         was_filled_up = self._get(batch.number) is not batch
         if self._reader is None or batch.number != self._expected or was_filled_up:
             self._close_reader()
             if self._last is not None and batch.number > self._last:
                 # The tool has skipped batches, so the stride was wrong. Use the distance between its last two batches.
                 self._pipeline.stride = batch.number - self._last
+            # With `is_first`, a reader that was kept since the last epoch may be used, and requests of the next epoch
+            # follow. The kept reader has requested the planned batch, so a filled-up batch never counts as first.
             self._open_reader(batch, self._pipeline.stride or 1, is_first=self._last is None and not was_filled_up)
             assert self._reader is not None
         self._expected = batch.number + (self._pipeline.stride or 1)

@@ -170,7 +170,11 @@ def _column(name: str, hint: Any) -> _Column:
 
 
 def _conversion(value_type: Any) -> tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]:
-    """Return functions that encode and decode a value of a type. The decoder also gets the message with the value."""
+    """Return functions that encode and decode a value of a type.
+
+    The decoder also gets the message that contains the value. If the value is a record, one of its fields may be in
+    that message (`Wire.read`).
+    """
     origin = typing.get_origin(value_type)
     if origin is tuple:
         encode, decode = _conversion(typing.get_args(value_type)[0])

@@ -442,7 +442,11 @@ def _coarse(array: np.ndarray[Any, Any]) -> bytes:
 
 
 def _summable(block: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return integers as 64-bit integers. Return other numbers as doubles, with 0 for numbers that are not finite."""
+    """Return a block of an array for the sums of `_coarse`: integers as 64-bit integers, other numbers as doubles.
+
+    A complex number becomes its magnitude, because `_coarse` can round only real sums. Numbers that are not finite
+    become 0, because a single NaN would make the sums NaN and hide all other elements.
+    """
     if block.dtype.kind in "iu":
         return block.astype(np.int64)
     doubles = (np.abs(block) if block.dtype.kind == "c" else block).astype(np.float64)

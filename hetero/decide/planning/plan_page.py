@@ -39,6 +39,7 @@ def _figures(plan: Plan) -> str:
     if chosen.usd_per_1k_steps is not None:
         usd = chosen.usd_per_1k_steps
         cells.append(("USD per 1,000 steps", usd_text(usd.value), usd.basis, usd_interval_text(chosen)))
+    # The headspace is the time of a step that never waits for its batch. No cluster makes steps shorter than this.
     cells.append(("headspace", seconds_text(plan.headspace.value), plan.headspace.basis, "no cluster is faster"))
     # Leave out the speed-up of a plan that changes nothing.
     if chosen != plan.baseline:

@@ -77,10 +77,12 @@ def supply_rate(supply: SupplyProfile) -> float | None:
     """
     if supply.concurrency:
         # If processes wait for storage, a profile also measures numbers of processes above the number of CPUs. Leave
-        # these out. Take the rate of a process from the largest number, because processes slow each other down.
+        # these out, because their processes share CPUs, and the result is for one process per CPU. Take the rate of a
+        # process from the largest number that is left, because processes slow each other down.
         points = [point for point in supply.concurrency if point.num_processes <= supply.vcpus]
         largest = max(points, key=lambda point: point.num_processes)
         return largest.samples_per_s / largest.num_processes * supply.vcpus
+    # All three times are per sample, also that of collating a batch.
     sample_s = supply.sample_cpu_s.mean + supply.sample_wait_s.mean + supply.batch_cpu_s.mean
     return supply.vcpus / sample_s if sample_s else None
 

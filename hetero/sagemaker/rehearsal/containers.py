@@ -74,30 +74,30 @@ class Container:
             output_dir: The rehearsal's output folder. It is not copied if it is inside the user's code.
 
         Raises:
-            ConfigError: If the request names no program, if its code or program is not on this machine, if a shell
-                would misread the path that replaces ``/opt/ml``, or if the toolkit would start the ranks of a
-                distribution.
+            ConfigError: If the request names neither a program nor an entry point, if one of them or the code is not on
+                this machine, if a shell would misread the path that replaces ``/opt/ml``, or if the toolkit would start
+                the ranks of a distribution.
         """
         algorithm = request.algorithm
-        entry = (*(algorithm.get("ContainerEntrypoint") or ()), *(algorithm.get("ContainerArguments") or ()))
-        script = str(request.parameter("sagemaker_program") or "")
-        # The program and the user's code must be on this machine.
+        program = (*(algorithm.get("ContainerEntrypoint") or ()), *(algorithm.get("ContainerArguments") or ()))
+        entry_point = str(request.parameter("sagemaker_program") or "")
+        # The user's code, and the program or the entry point, must be on this machine.
         if source_dir is not None and not source_dir.is_dir():
             raise ConfigError(f"the source directory {source_dir} does not exist; expected a folder")
-        if not entry:
-            _check_entry_point(request, script, source_dir)
+        if not program:
+            _check_entry_point(request, entry_point, source_dir)
         # A program below /opt/ml comes with the code or a channel.
-        elif not _PLATFORM_DIR.search(entry[0]) and shutil.which(_program(entry[0])) is None:
+        elif not _PLATFORM_DIR.search(program[0]) and shutil.which(_program(program[0])) is None:
             raise ConfigError(
-                f"the container's program {entry[0]!r:.200} is not on this machine; a rehearsal cannot run "
+                f"the container's program {program[0]!r:.200} is not on this machine; a rehearsal cannot run "
                 "programs that only the image has"
             )
         # Check that the paths of the output folder can replace /opt/ml. `_moved` raises if not.
-        for text in (*entry, *request.environment.values()):
+        for text in (*program, *request.environment.values()):
             _moved(text, output_dir.resolve())
         # The toolkit would start the ranks of a distribution over the network.
         enabled = [each for each in _DISTRIBUTIONS if request.parameter(f"sagemaker_{each}_enabled") in (True, "true")]
-        if enabled and through == "toolkit" and not entry:
+        if enabled and through == "toolkit" and not program:
             raise ConfigError(
                 f"the request has the distribution {enabled[0]}: the toolkit would start ranks over the network\n"
                 "  Leave distribution out of the estimator, because hetero starts the ranks, or rehearse through plain."
@@ -105,10 +105,10 @@ class Container:
         return cls(
             request=request,
             through=through,
-            entry=entry,
+            entry=program,
             # A request with a program may name no entry point. The launch options need one, and the program decides
             # whether it is used.
-            script=script or "launcher.py",
+            script=entry_point or "launcher.py",
             source_dir=source_dir,
             left_out=output_dir.resolve(),
         )
@@ -142,7 +142,7 @@ class Container:
         # `is_process_1`, a simulated host does the same. A program that the request names is process 1.
         if self.entry:
             self._copy_channels(base)
-            # In the request's command, python and python3 mean the Python of this process.
+            # In the program and its arguments, python and python3 mean the Python of this process.
             path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
             return HostCommand(
                 arguments=_local_command(self.entry, base),

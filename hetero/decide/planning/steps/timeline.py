@@ -235,8 +235,7 @@ class Timeline:
         """Ranks that have begun to compute the present step, and when the last of them ends."""
         self.num_received = [0] * job.num_trainers
         """Batches that each trainer host has received during the present step."""
-        # In a long epoch, endpoints begin with a part of a batch, as if they had worked before. Otherwise all of them
-        # would deliver at the same time for many turns.
+        # In a long epoch, each endpoint begins with a part of a batch, see `_begin_batch`.
         self.begins_with_part = [self.epoch_steps > 3 * self.num_steps] * len(self.endpoints)
 
     def _make_ranks(self) -> list[_Rank]:
@@ -321,14 +320,14 @@ class Timeline:
 
     def _request(self, rank: _Rank, now_s: float) -> bool:
         """Send the next request of a rank. Return False if all planned batches are requested, or its memory is full."""
-        batch, is_own_loader = rank.num_requested, self.job.is_own_loader
+        batch, is_torch_loader = rank.num_requested, self.job.is_own_loader
         # torch's loader does not bound its memory.
-        is_memory_full = batch - rank.next_batch >= self.job.window_batches and not is_own_loader
+        is_memory_full = batch - rank.next_batch >= self.job.window_batches and not is_torch_loader
         if batch >= rank.end_of_plan or is_memory_full:
             return False
         rank.num_requested += 1
         # torch's loader gives its batches to its processes in turn.
-        endpoint = rank.endpoints[batch % len(rank.endpoints)] if is_own_loader else rank.choose()
+        endpoint = rank.endpoints[batch % len(rank.endpoints)] if is_torch_loader else rank.choose()
         attempt = _Attempt(rank, batch, endpoint, host=self.endpoints[endpoint][0], endpoint_load=0)
         if self.current[endpoint] is None:
             # One more process is busy from now on. So count the work of the others first, and then plan their next end.
@@ -396,7 +395,8 @@ class Timeline:
         batch_s = attempt.host.host.batch_s * self.relative_s[number % len(self.relative_s)]
         if self.begins_with_part[attempt.endpoint]:
             self.begins_with_part[attempt.endpoint] = False
-            # Only a part of this batch is left to make. Multiples of the golden ratio, modulo 1, spread parts evenly.
+            # Begin as if the endpoint had made a part before. Otherwise all would deliver together for many turns. The
+            # parts that are left are multiples of the golden ratio, modulo 1, which are spread evenly.
             batch_s *= attempt.endpoint * 0.6180339887498949 % 1
         heapq.heappush(attempt.host.busy, (attempt.host.work_s + batch_s, next(self.order), attempt))
 

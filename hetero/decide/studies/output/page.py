@@ -168,9 +168,13 @@ def _headline(plan: StudyPlan, results: Sequence[RunResult]) -> str:
 def _plots(plan: StudyPlan, results: Sequence[RunResult]) -> str:
     """Return the plots of the study. A plot without data is left out."""
     study = plan.study
+    # Leave out a factor that chooses the number of ranks. Its levels are places on the axis of the ranks, so a series
+    # of each level would split the curve over the ranks.
     names = [factor.name for factor in study.factors if not _chooses_size(factor, plan)]
     found = Results(results=results, factors=names, metric=study.metrics[0] if study.metrics else None)
     correlations = plan.correlations
+    # `plots_html` calls the functions, because it draws nothing without matplotlib, and shows a notice for each plot
+    # whose function raises.
     return plots_html(
         {
             "time against ranks": lambda: scaling_plot(found, cost=False),
