@@ -272,7 +272,7 @@ def _local_length(spec: DatasetSpec) -> int:
         return known
     from hetero.batches.failures import raising_user_types
 
-    # Raise the user's type of error here, as next() does. Before, len(), list() and tqdm raised a plain DatasetError.
+    # Raise the user's type of error here, as next() does. len(), list() and tqdm once raised a plain DatasetError.
     with raising_user_types():
         built = prebuild(spec)
         built.log_warnings()

@@ -97,7 +97,7 @@ def compare_runs(one: Run, other: Run) -> AuditResult:
     findings = _Findings(differences=[], notes=[])
     if len(sizes) > 1:
         tables = [_global_tables(run, findings) for run in runs]
-        _compare_loaders("", tables[0], tables[1], findings)
+        _compare_loaders(where="", loaders_a=tables[0], loaders_b=tables[1], findings=findings)
         return findings.result(by_rank=False)
     for rank in _ranks(one, other, findings):
         sides = [load_side(run, rank) for run in runs]
@@ -305,6 +305,7 @@ def _compare_tables(name: str, one: _Table, other: _Table, findings: _Findings) 
         first = int(np.argmax(differ))
         what = next(what for what, differs in differs_by_digest.items() if differs[first])
         key = one.keys[rows_a[first]]
+        # Global batches have no line numbers.
         lines = ""
         if one.lines is not None and other.lines is not None:
             lines = f" (line {one.lines[rows_a[first]]} of A, line {other.lines[rows_b[first]]} of B)"

@@ -125,6 +125,7 @@ def _first_difference(
     differ = indices_differ | (one["content"] != other["content"]).any(axis=1)
     if not differ.any():
         return None
+    # The entries are sorted by place, so look for the lowest line.
     found = np.flatnonzero(differ)
     first = int(found[np.argmin(other["line"][found])])
     return Repetition(

@@ -174,7 +174,7 @@ class Ledger:
         except OSError as error:
             self._give_up(f"cannot be opened: {error.strerror or error}", "no batch of this process is in it")
         else:
-            self._append({"ledger": FORMAT_VERSION, "hetero": __version__, **asdict(writer)}, "the beginning")
+            self._append({"ledger": FORMAT_VERSION, "hetero": __version__, **asdict(writer)}, place="the beginning")
 
     def add(self, loader: LoaderFacts, entry: BatchEntry) -> None:
         """Append a batch that ``loader`` is about to deliver."""
@@ -183,7 +183,8 @@ class Ledger:
             number = self._numbers.get(loader)
             if number is None:
                 number = self._numbers[loader] = len(self._numbers)
-                # Describe each loader once. The line of a batch then needs only the number of the loader.
+                # Describe each loader once. The line of a batch then needs only the number of the loader. Also state
+                # where the loader starts, because a resumed run does not start at the first batch.
                 start = {"epoch": entry.epoch, "position": entry.position}
                 self._append({"loader": number, **asdict(loader), **start}, place)
             is_written = self._append(
@@ -223,7 +224,7 @@ class Ledger:
             if self._descriptor is None:
                 return
             # Write a last line, because the chain alone does not show that its last lines were cut off.
-            if self._append({"end": self.num_batches}, "the end"):
+            if self._append({"end": self.num_batches}, place="the end"):
                 logger.info("ledger %s: %d batches, chain %s", self.path, self.num_batches, self._chain.hex())
             self._release()
 
@@ -254,6 +255,7 @@ class Ledger:
         """Write one line and return whether this succeeded."""
         if self._descriptor is None:
             return False
+        # Cut off the closing bracket, because the chain value is the last key of the line.
         body = json.dumps(entry, separators=(",", ":")).encode()[:-1]
         value = chain_value(self._chain, body)
         line = b'%b,"chain":"%b"}\n' % (body, value.hex().encode())
@@ -331,7 +333,7 @@ def current(identify: Callable[[], Writer]) -> Ledger | None:
     """
     global _current, _current_directory
     directory = os.environ.get(DIRECTORY_VARIABLE, "")
-    # This test comes before the lock, because the function runs for each batch. Without a ledger it costs 0.7 us.
+    # Test before taking the lock, because this function runs for each batch. Without a ledger, a call takes 0.7 us.
     if directory == _current_directory:
         return _current
     with _current_lock:

@@ -87,7 +87,7 @@ def read_ledger(path: Path) -> LedgerRecord:
     try:
         with path.open("rb") as file:
             # A line that is too long comes in pieces, which are not valid lines.
-            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
+            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), start=1):
                 reader.take(number, line)
     except _DamagedError as error:
         reader.record.damage = f"line {number} {error}"

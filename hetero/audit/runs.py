@@ -56,7 +56,8 @@ def find_run(label: str, path: Path) -> Run:
     if not path.is_dir():
         raise ConfigError(f"{path} does not exist; give a run's folder, or one of its ledgers")
     ledgers: dict[int, Path] = {}
-    # Do not follow links, because those in a simulated host's channels lead to whole data sets.
+    # `os.walk` follows no links. This is needed, because the links in a simulated host's channels lead to whole data
+    # sets.
     for folder, _, names in os.walk(path):
         for name in names:
             found = _NAME.fullmatch(name)

@@ -248,6 +248,7 @@ class BuiltDataset:
         """
         if not 0 <= worker_index < num_workers:
             raise ConfigError(f"worker index {worker_index} is out of range, expected 0 to {num_workers - 1}")
+        # Drop torch's record of this worker, because it would keep an earlier index. The next use makes a new one.
         self.worker_index, self.num_workers, self._worker_info_record = worker_index, num_workers, None
         function = worker_init_fn or self._worker_init_fn
         if function is None:

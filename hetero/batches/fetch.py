@@ -188,6 +188,7 @@ def describe(built: BuiltDataset, *, host: str = "local") -> Description:
     Raises:
         DatasetError: If the user's ``__len__`` or ``fingerprint`` raises.
     """
+    # Load the samples anew, because samples from the cache would hide that the files have changed.
     with preserved_generators(), built.loading_anew():
         # Probe a Keras data set as it is in the first epoch, because its items may differ between epochs.
         built.enter_epoch(seed=0, epoch=0, host=host)
@@ -195,7 +196,7 @@ def describe(built: BuiltDataset, *, host: str = "local") -> Description:
             num_samples = built.num_samples
             if callable(built.fingerprint):
                 # The function may draw random numbers, and must draw the same ones on all hosts.
-                seed_generators(0)
+                seed_generators(key=0)
                 fingerprint = str(built.fingerprint(built.user_dataset))
             else:
                 fingerprint = built.fingerprint or _probe(built, num_samples, host)
@@ -263,6 +264,7 @@ def _collate(
         if request.collate:
             batch = function(samples)
             return _contiguous(batch) if request.contiguous and built.collate_fn is None else batch
+        # A batch of a Keras data set may have tensors of TensorFlow or JAX, which cannot be sent.
         return function(to_arrays(samples[0]) if built.makes_batches else samples[0])
     except BaseException as exc:
         check_not_exit(exc, in_worker=built.num_workers > 0)

@@ -109,7 +109,7 @@ class IndexedWork:
                 text = _key_text(index)
                 hasher.update(b"%d " % len(text))
                 hasher.update(text)
-        # None and all zeros give the same digest.
+        # Leave out counts that are all 0, because None means the same and must give the same digest.
         if self.occurrences is not None and self.occurrences.any():
             hasher.update(np.ascontiguousarray(self.occurrences, dtype="<u4").data)
         return hasher.digest()
@@ -229,6 +229,7 @@ def _compute_together(
         except BaseException as exc:
             check_not_exit(exc, in_worker=built.num_workers > 0)
             index = indices[len(samples)]
+            # An index out of range and a `ConfigError` are mistakes of the script, which skipping would hide.
             note = _out_of_range_note(exc, index, built)
             if failed is None or note or isinstance(exc, ConfigError):
                 raise _sample_error(exc, index, note, built, request, host) from exc
@@ -281,7 +282,7 @@ def _compute_at_once(
     try:
         built.seed(key)
         return _get_items(dataset, indices)
-    # The samples that raise are left out now. So an exception that is no `Exception` does not count as a sample's.
+    # The samples that raise are left out now. So a SystemExit, for example, is not from a sample, and is not caught.
     except Exception as exc:
         raise dataset_error(exc, dataset=built.name, host=host, stage="sample") from exc
 

@@ -76,6 +76,7 @@ def keras_problem(dataset: object) -> str:
     if base is None:
         return ""
     name = type_name(type(dataset))
+    # ImageDataGenerator makes data sets that derive from the class `Iterator` of keras.preprocessing.
     if any(each.__name__ == "Iterator" and ".preprocessing" in each.__module__ for each in type(dataset).__mro__):
         return (
             f"a {name}, which draws its order in the process that runs it. In several processes, some samples would "
@@ -153,6 +154,7 @@ class EpochCopies:
         """
         found = self._copies.get((seed, epoch))
         if found is None:
+            # Fetch from a copy, because fetching may change a data set, and the next epoch begins on `_latest`.
             found = self._copy(self._advanced(seed, epoch))
             # Drop the oldest copies, to make room for this one.
             while len(self._copies) >= _NUM_COPIES:

@@ -41,6 +41,7 @@ class Fingerprint:
     """
 
     def __init__(self, built: BuiltDataset, factory: DatasetFactory, spec: DatasetSpec) -> None:
+        # A data set with a cache always has a `SplitDataset`.
         assert built.split is not None
         self._built = built
         self._split = built.split
@@ -68,8 +69,9 @@ class Fingerprint:
         stated = self._stated
         if callable(stated):
             # Seed first, because the function may draw random numbers, and must draw the same ones in all processes.
-            seed_generators(0)
+            seed_generators(key=0)
             stated = stated(self._split.dataset)
+        # As JSON, None differs from every text.
         hasher.update(json.dumps(None if stated is None else str(stated)).encode())
         num_samples = len(self._split.inner)
         hasher.update(str(num_samples).encode())

@@ -98,6 +98,7 @@ def lock(descriptor: int, kind: int) -> None:
     Raises:
         OSError: If another process has the lock for too long, or the file system lacks locks.
     """
+    # flock has no timeout, so try again until the deadline.
     deadline_s = time.monotonic() + CALL_TIMEOUT_S
     while True:
         try:

@@ -60,6 +60,7 @@ class _KeptLoads:
     """
 
     def __init__(self, built: BuiltDataset, factory: DatasetFactory, spec: DatasetSpec, settings: Cache) -> None:
+        # A data set with a cache always has a `SplitDataset`.
         assert built.split is not None
         self._built = built
         self._split = built.split
@@ -161,6 +162,7 @@ class _KeptLoads:
         split = self._split
         try:
             self._built.seed(BUILD_KEY)
+            # Copy the first result, because the second call may reuse its memory.
             first = freeze(split.inner.load(split.inner_index(index)))
             # Load it again with another seed. If ``load`` draws random numbers, the result differs.
             self._built.seed(BUILD_KEY + 1)

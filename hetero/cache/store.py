@@ -100,7 +100,8 @@ class SampleStore:
             if own.end + sample.nbytes > own.reserved:
                 self._reserve(own, sample.nbytes)
             _write(own.descriptor, sample.pieces, own.end)
-            # Write the slot after the entry. If the slot came first, a reader would find a damaged sample.
+            # Write the slot after the entry. If the slot came first, a reader would find a damaged sample. The slot has
+            # the number of the segment plus 1, because a slot that was never written has only zeros.
             os.pwrite(self._index, _SLOT.pack(own.number + 1, sample.nbytes, own.end), _SLOT.size * index)
         except (OSError, OverflowError) as error:
             self.why_full = f"{self._folder.parent}: {error}"
@@ -152,8 +153,8 @@ class SampleStore:
             OSError: If the bound is reached.
         """
         with self._reserving():
-            # Reserve as many bytes as the segment has now, which doubles it. So a data set with few samples reserves
-            # little, and the lock is seldom needed.
+            # Double the segment, up to `_CHUNK_BYTES` at once. So a data set with few samples reserves little, and the
+            # lock is seldom needed.
             num_reserved = max(nbytes, min(_CHUNK_BYTES, own.end))
             # Near the bound, there may still be room for this one entry.
             if self._why_no_room(num_reserved):

@@ -51,7 +51,8 @@ class Tiers:
             self._open(MEMORY, int(settings.memory), _FREE_SHARE_OF_MEMORY)
         if settings.folder is not None:
             self._open(Path(os.path.expandvars(settings.folder)).expanduser(), int(settings.disk), _FREE_SHARE_OF_DISK)
-        # The arguments do not include `self`, because the finalizer would then keep this object alive.
+        # The arguments do not include `self`, because the finalizer would then keep this object alive. The process id
+        # is needed, because a forked child inherits the finalizer and must not close the stores of its parent.
         self._finalizer = weakref.finalize(self, _close, self._stores, os.getpid())
 
     @property

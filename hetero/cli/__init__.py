@@ -69,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(error.exit_code)
     # The program that reads the output, such as `head`, has ended.
     except BrokenPipeError:
-        discard(1)
+        # What is still buffered for standard output would fail again when the interpreter exits.
+        discard(descriptor=1)
         return 128 + signal.SIGPIPE
 
 

@@ -27,7 +27,7 @@ def say(text: str) -> None:
         raise
     except OSError as error:
         # What is still buffered would fail again when the interpreter exits.
-        discard(1)
+        discard(descriptor=1)
         complain(f"hetero: cannot write to standard output: {error.strerror}\n")
         raise BrokenPipeError from error
 
@@ -40,7 +40,7 @@ def complain(text: str) -> None:
         sys.stderr.write(text)
         sys.stderr.flush()
     except OSError:
-        discard(2)
+        discard(descriptor=2)
 
 
 def discard(descriptor: int) -> None:

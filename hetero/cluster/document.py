@@ -88,6 +88,7 @@ class Document:
             mismatch = cast("Mismatch", error.record)
             if mismatch.problem == "missing":
                 raise self._missing(mismatch.path, mismatch.expected, mismatch.guess) from None
+            # The message of `malformed` has the word "found" already.
             found = mismatch.problem.removeprefix("found ")
             raise self.malformed(mismatch.path, found=found, expected=mismatch.expected) from None
         if self.content.hosts is not None:

@@ -160,7 +160,7 @@ def _convert(field: dataclasses.Field[Any], value: object, source: str) -> objec
 
 def _to_scalar(name: str, value: object) -> object:
     """Convert a value to the type with this name. Raise `TypeError` or `ValueError` if the value does not fit."""
-    # True is an int in Python.
+    # Reject bool for numbers, because True is an int in Python.
     is_wrong_bool = isinstance(value, bool) and name in ("int", "float")
     if is_wrong_bool or not isinstance(value, (str, int, float, Path)):
         raise TypeError

@@ -194,7 +194,10 @@ class Hub:
 
     @contextlib.contextmanager
     def membership(self) -> Iterator[Membership]:
-        """Yield the membership under the lock, to read or change it. Then tick it, and wake threads after a change."""
+        """Yield the membership under the lock, to read or change it. Then tick it, and act on its changes.
+
+        That is: connect to hosts that have joined, disconnect from hosts that have left, and wake waiting threads.
+        """
         with self._changed:
             yield self._membership
             self._membership.tick()
@@ -324,7 +327,8 @@ class Hub:
         if obstacle is not None:
             self._log_refusal(f"{joined.host} cannot join: {obstacle.text}")
             return pb.JoinReply(refusal=obstacle.text, exit_code=int(obstacle.exit_code), may_pass=obstacle.may_pass)
-        # The other trainer hosts learn about the host by heartbeats. Answer also if this takes longer.
+        # The other trainer hosts learn about the new host from heartbeats of this host. Until then, they reject the
+        # heartbeats of the new host. So wait for this. Answer also if it takes longer, because heartbeats are repeated.
         deadline_s = time.monotonic() + _FORWARD_S
         with self._changed:
             while not self._membership.knows_joined(joined) and time.monotonic() < deadline_s:
@@ -370,6 +374,7 @@ class Hub:
             # The failure in the last report of a finished rank is that of a stop callback. It does not end the job at
             # once, because other ranks may still save. `hetero.launch.roles` waits for them.
             has_failed = report.failure is not None and not report.finished
+            # The type checker does not know what `has_failed` says about ``report.failure``. So repeat the condition.
             if report.failure is not None and not report.finished:
                 membership.fail(report.failure, generation=report.generation)
         if has_failed:
@@ -379,13 +384,14 @@ class Hub:
                 self._changed.wait_for(lambda: self._membership.failure_delivered, _FORWARD_S)
 
     def _updates(self, connection: Connection) -> Iterator[pb.RankUpdate]:
-        """Yield an update for a rank after each change, until its connection or the hub ends, or it sends a request.
+        """Yield an update for a rank after each change.
 
+        The updates end with the hub or the connection, or when the rank sends anything on this connection.
         The lock is not held while an update is sent, because a slow rank must not block the hub.
         """
         sent: pb.RankUpdate | None = None
-        # A connection with unread bytes does not show that the other side has ended it. Without the check for such
-        # bytes, the thread of a peer that sent bytes and left stayed until the end of the job.
+        # `is_quiet` also returns False for unread bytes, because they hide the end of a connection. Without this, the
+        # thread of a peer that sent bytes and left stayed until the end of the job.
         while connection.is_quiet() and not self._stopping.is_set():
             with self._changed:
                 update = self._rank_update()

@@ -126,11 +126,13 @@ class PeerConnection:
         """Send heartbeats until the hub stops or the peer leaves the job."""
         options = self._options
         errors = LoggedErrors()
+        # No version is this low, so the first status is sent at once.
         sent_version = -1
         try:
             while not (options.stopping.is_set() or self._is_over.is_set()):
                 interval_s = options.heartbeat_s * _RANDOM.uniform(0.9, 1.1)
-                pause_s = min(interval_s, POLL_S)  # after an unexpected error, which leaves `_send` without a result
+                # `_send` returns a pause, except after an unexpected error. Then this pause stays.
+                pause_s = min(interval_s, POLL_S)
                 # Log an unexpected error and continue. Such an error once ended this thread, and much later the job
                 # ended because this host had been silent.
                 with errors.during(f"sending this host's status to {self._host}"):
@@ -252,7 +254,8 @@ class PeerConnection:
         Args:
             exit_code: Exit code of the job.
             summary: Why the job fails.
-            decides_alone: Whether this host ends without a decision of the arbiter, because other hosts reject it.
+            decides_alone: Whether this host ends without a decision of the arbiter. Other hosts reject this host, so
+                the decision would not arrive.
         """
         with self._options.membership() as membership:
             if membership.do_without(self._host, summary):

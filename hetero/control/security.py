@@ -298,6 +298,7 @@ class ServerInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
         # Reject calls on separate threads. A flood of unauthenticated calls must not occupy the server's threads.
         threads = ThreadPoolExecutor(_NUM_REFUSERS, thread_name_prefix="refuse")
         unauthenticated, precondition = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.FAILED_PRECONDITION
+        # By the digest, a rejected caller finds out that another job has this port.
         digest = ((_JOB_DIGEST, _digest(job_id)),)
         self._unauthenticated = _refusal(unauthenticated, "authentication failed", threads, digest)
         self._other_job = _refusal(precondition, f"this server belongs to job {job_id}", threads)
@@ -367,7 +368,7 @@ def control_server(access: ServerInterceptor, handlers: Mapping[str, _Handler], 
         handlers: The handler of each method.
         num_peers: Number of hosts that call.
     """
-    # A peer may call again before an earlier call that was lost has ended.
+    # If a call is lost, its peer may call again before the lost call has ended here. So a peer may need two threads.
     num_threads = 2 * num_peers + _SPARE_THREADS
     server = grpc.server(
         ThreadPoolExecutor(num_threads, thread_name_prefix="control"),

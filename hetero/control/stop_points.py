@@ -21,7 +21,7 @@ def stop_point(reports: Sequence[RankReport]) -> StopPoint:
     started = [set(report.steps_started) for report in reports]
     # If the ranks share no loader, consider all loaders.
     loaders = set.intersection(*started) or set.union(*started) if started else set()
-    # No rank has begun a step. With an empty name, each rank ends before its next step.
+    # Without any loader, no rank has begun a step. An empty name lets each rank end before its next step.
     if not loaders:
         return StopPoint(loader="", steps=0)
 

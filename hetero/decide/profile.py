@@ -181,7 +181,7 @@ def _supply(report: Report, headline: Headline, catalogue: Catalogue) -> SupplyP
     rate = headline.samples_per_s.value
     values = [vcpus / rate]
     # The CPUs may have been idle for a part of the time, for example while they waited for storage. The cost by their
-    # measured use is a second value, which makes the intervals wider.
+    # measured use is a second value, which makes the intervals wider and leaves the mean as it is.
     busy_cpus = _busy_cpus(run, group)
     if 0 < busy_cpus < vcpus:
         values.append(busy_cpus / rate)

@@ -64,6 +64,7 @@ def _bind(host: str | None, port: int, hosts_file: str | None) -> Diagnosis:
     Raises:
         ClusterError: If this host's name does not resolve.
     """
+    # If no cluster is described, this host has no name, and only this machine is examined.
     address = "127.0.0.1" if host is None else resolve_address(host, hosts_file=hosts_file)
     target = join_address(address, port)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET

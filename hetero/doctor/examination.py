@@ -91,7 +91,7 @@ def _diagnoses(outcome: list[Diagnosis] | Exception | None) -> list[Diagnosis]:
         outcome: What the examination returned or raised, or None if it did not end in time.
     """
     if outcome is None:
-        # This is not an error, because six examinations on a slow host did not end in time, and nothing was wrong.
+        # This is only a warning. On a slow host, six examinations once did not end in time, and nothing was wrong.
         to_do = (
             "run hetero doctor again when the machine has less to do; if this does not help, look for a disk, a "
             "network file system or a name server that does not answer"

@@ -107,7 +107,7 @@ def _processes() -> Iterator[Diagnosis]:
     # Children of a launcher that runs belong to its line above.
     others = [each for each in processes if each.pid not in launchers and not each.ancestors & launchers]
     # Do not advise to kill processes of a program that runs. The advice once was to kill 8 of the 17 endpoints of a
-    # training that ran.
+    # training that ran. Processes without such a program have the owner 0.
     for owner_pid in sorted({each.owner_pid for each in others} - {0}):
         pids = [each.pid for each in others if each.owner_pid == owner_pid]
         found = f"a Python program reads data here: process {owner_pid}, with the processes {listing(pids)}"

@@ -44,6 +44,7 @@ def examine_cpus(snapshot: Snapshot) -> list[Diagnosis]:
         )
         diagnoses.append(warning(f"the quota of {quota:g} CPUs is less than the {allowed} visible cores", to_do))
     cluster = snapshot.cluster
+    # Simulated hosts share this machine, so its CPUs are not those of their types.
     if cluster is not None and cluster.current_group.instance_type and not snapshot.is_simulated:
         instance_type = cluster.current_group.instance_type
         info = Catalogue.load().find(instance_type)

@@ -71,6 +71,7 @@ class Delivery:
         """Whether `stop` was called, so new requests are refused."""
         self.is_stopped = False
         """Whether the grace period of `stop` has ended."""
+        # Faults that tests inject. None without such faults.
         self._fetch_fault, self._send_fault = faults_at("Fetch"), faults_at("send")
         self.greeter = Greeter(
             transport.listen(address),

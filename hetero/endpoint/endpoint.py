@@ -104,7 +104,8 @@ class Endpoint:
             prebuilt=prebuilt or {},
             announce=announce,
             # Endpoints that emulate vCPUs (a sample time, or several slots) keep an answer until the emulated time is
-            # over. Their parts would come too late, so they are not asked for parts.
+            # over. Their parts would come too late, so they get no ``connect``. They then tell readers that they keep
+            # no samples, and readers let no other endpoint ask them for parts.
             connect=None if options.sample_time_s or options.num_slots > 1 else self._connect,
         )
         self._memory: ProcessMemory | None = None
@@ -208,7 +209,7 @@ def run_endpoint(
     # The usual soft limit of descriptors is lower than the number of connections that are admitted.
     allow_descriptors()
     # If memory runs out, the kernel kills the process with the highest score. When all had the same score, an endpoint
-    # that leaked in a control group of 900 MB took the fork server and the launcher along within 0.6 s.
+    # leaked memory in a control group of 900 MB, and the fork server and the launcher were killed too within 0.6 s.
     be_killed_first()
     # The platform may send SIGTERM to every process of the job. Only the launcher acts on it, and ends the endpoints
     # after the ranks.
@@ -319,7 +320,8 @@ def main() -> None:
     options, parent_pid = EndpointOptions.from_json(sys.stdin.buffer.read())
     die_with_parent(parent_pid)
     configure_process(options.log_level)
-    # Call this before the first thread starts, because a thread that has allocated memory keeps its arena of malloc.
+    # Call this before the first thread starts. A thread that has allocated memory keeps its own arena of malloc, and
+    # a process with one arena needs the least memory.
     keep_freed_memory()
     reports = socket.socket(fileno=int(sys.argv[1]))
     try:

@@ -150,7 +150,7 @@ class EndpointLink:
             timer.daemon = True
             try:
                 with self._grpc_errors("Attend"):
-                    call: Any = self._channel.unary_stream(f"/{SERVICE}/Attend", None, None)(  # None as in `call`
+                    call: Any = self._channel.unary_stream(f"/{SERVICE}/Attend", None, None)(  # messages are bytes
                         pb.AttendRequest(protocol=PROTOCOL).SerializeToString(), metadata=self._metadata
                     )
                     timer.start()  # starts after `call` is assigned, because the timer uses it
@@ -255,7 +255,7 @@ class EndpointLink:
         on_call(call)
         try:
             connection = self._reuse(call)
-            if connection is not None and connection.send_now(request) is None:
+            if connection is not None and connection.send_now(request) is None:  # None, because all was sent
                 call.is_sent = True
                 return SentFetch(self, call, connection, decoder, timeout_s, finish)
         except OSError:

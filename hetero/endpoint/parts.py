@@ -103,7 +103,7 @@ class Links:
             link = self._links.pop(helper, None)
             if link is None:
                 link = self._connect(helper)
-            # Put the link at the end of the dict, because the dict is in the order of use.
+            # Put the link at the end of the dict, because `_release` closes unused links from the beginning.
             self._links[helper] = link
             self._num_users[link] += 1
         try:

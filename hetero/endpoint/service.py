@@ -187,6 +187,7 @@ class DataServicer:
         if self._announce is not None:
             self._announce([each for each in announced if is_shareable(each)])
         begin_s = time.monotonic()
+        # False, because the build has not ended.
         self._on_build(False)
         try:
             prebuilt = self._prebuilt.get(spec) or build(spec, host=self._options.name)

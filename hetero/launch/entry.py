@@ -65,9 +65,10 @@ def command(arguments: Sequence[str], platform: Platform) -> list[str]:
     parameters = _parameters(platform)
     # Without such a file, the script's arguments are in `arguments`.
     if parameters is not None and parameters.script_arguments is not None:
+        # The platform has started this process if the parameters or the environment name the script.
         has_script = _SCRIPT in parameters.values or bool(platform.environ.get("HETERO_SCRIPT"))
-        # SageMaker starts a container with the argument "train", or passes the job's parameters as flags. If the first
-        # flag is not a parameter, a person has typed the command.
+        # Otherwise the arguments show it. SageMaker starts a container with the argument "train", or passes the job's
+        # parameters as flags. If the first flag is not a parameter, a person has typed the command.
         flags = [argument.partition("=")[0].lstrip("-") for argument in arguments if argument.startswith("-")]
         is_from_platform = list(arguments) == ["train"] or (bool(flags) and flags[0] in parameters.values)
         if has_script or is_from_platform:

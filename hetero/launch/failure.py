@@ -119,7 +119,7 @@ def write_failure(path: Path, cause: Cause) -> None:
         except OSError as error:
             if error.errno not in _FULL:
                 raise
-            # Give the reserved blocks back. Then the text fits even onto a full disk (F26).
+            # Free the space that `reserved_space` holds. Then the text fits even onto a full disk (F26).
             path.with_name(_RESERVE_NAME).unlink(missing_ok=True)
             _write(path, text)
     except OSError as error:

@@ -140,6 +140,7 @@ class LaunchedHost:
         if platform.own_address:
             self.addresses.set(self.plan.name, platform.own_address)
         self._wait_log = WaitLog(self.plan.timings.patience_s)
+        # If `_set_up` raises, this context releases what `_set_up` has acquired.
         with contextlib.ExitStack() as stack:
             self._set_up(stack, environ)
             self._stack = stack.pop_all()
@@ -398,6 +399,7 @@ class LaunchedHost:
         patience_s = 2 * timings.heartbeat_s if has_joined else timings.lease_s + END_TIMEOUT_S
         deadline_s = time.monotonic() + patience_s
         while time.monotonic() < deadline_s:
+            # Do only a part of `tick`, because `tick` may call this method again.
             self.wait()
             reap_adopted()
             self._follow()

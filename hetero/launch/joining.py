@@ -159,6 +159,7 @@ class _JoiningHost:
                     host=self.described(address_of_this_host),
                     version=__version__,
                     script_digest=script_digest(self._options),
+                    # What runs on this host depends on the cluster, which this host does not know yet.
                     options=shared_options(self._options, placement=None),
                 )
                 found = ask_to_join(peer, join_address(address, port), request, token=self.token, tls=self.tls)

@@ -93,8 +93,8 @@ def plan(options: LaunchOptions, cluster: ClusterSpec, *, num_gpus: int, num_giv
     loads_from_endpoints |= has_data_hosts and service.computes_batches
     framework = framework_of(options)
     num_by_default = num_gpus if RANK_FRAMEWORKS[framework].has_rank_per_gpu else 1
-    # Take the number of ranks that mpirun made, else the number of the option, else one rank per GPU. Without any of
-    # them, there is one rank.
+    # Take the number of ranks that mpirun made, else the number of the option, else the framework's default. On a host
+    # without GPUs that default may be 0, and there is one rank.
     num_ranks = num_given or options.nproc_per_node or num_by_default or 1
     return Placement(
         servers=service.plan(options, cluster),

@@ -101,7 +101,7 @@ def serve(host: LaunchedHost) -> None:
     host.publish(state=HostState.DRAINING)
     # The dispatcher of tf.data.service must end after the workers of the other data hosts.
     if host.plan.name == host.plan.placement.servers.dispatcher_host:
-        # Ignore lost hosts, because their workers are lost too.
+        # Lost hosts do not count here, because their workers are lost too.
         _await_data_hosts(host, host.plan.timings.abort_grace_s, host.tick)
     if host.pool is not None:
         host.pool.stop(host.plan.timings.abort_grace_s)

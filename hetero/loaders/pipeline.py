@@ -95,6 +95,7 @@ class LoaderPipeline(LoaderTiming):
     def __init__(self, subject: Any, options: LoaderOptions) -> None:
         # Only batches of a spec are requested from endpoints. Those of a data set object may have any size.
         if isinstance(subject, DatasetSpec):
+            # Without a batch size, each request is for one sample.
             _check_batch_size(options.batch_size or 1)
         # A short name for people. `dataset_name` is the one that identifies a class.
         shown_dataset = subject.name if isinstance(subject, DatasetSpec) else type(subject).__name__
@@ -178,6 +179,7 @@ class LoaderPipeline(LoaderTiming):
             self._report_empty()
         return BuiltInOrder(
             num_samples=num_samples,
+            # Without a batch size, each request is for one sample.
             batch_size=options.batch_size or 1,
             seed=options.seed,
             shuffle=options.shuffle,

@@ -131,6 +131,7 @@ class EpochRequests(Iterator[BatchRequest]):
         if pipeline is None or self._has_ended:
             raise StopIteration
         if not self._adds_next_epochs:
+            # At the end of the epoch, this raises StopIteration, which ends the requests.
             planned: PlannedBatch | None = next(self._planned)
         else:
             # All batches of the epoch were requested, so begin the next epoch. If it is empty, later ones are too.

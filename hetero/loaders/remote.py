@@ -40,7 +40,7 @@ def fleet_for(session: RankSession) -> Fleet:
     """Return this process's fleet of endpoints, which is made on first use."""
     global _fleet
     with _lock:
-        # A forked process must not use the connections of its parent.
+        # A forked process must not use the connections of its parent. Another session has other endpoints.
         if _fleet is None or (_fleet.pid, _fleet.session) != (os.getpid(), session):
             fleet = Fleet(
                 session.directory,

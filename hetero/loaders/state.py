@@ -272,9 +272,9 @@ class Progress:
         """Continue from ``state`` with the next pass."""
         self.resumed = Start(
             state.epoch,
-            state.batches,
-            state.sampler,
-            state.num_drawn,
+            batches=state.batches,
+            sampler=state.sampler,
+            num_drawn=state.num_drawn,
             completed=state.completed,
             num_samples=state.num_samples,
             sampler_epoch=state.sampler_epoch,
@@ -305,7 +305,8 @@ class Progress:
         # Continue at the loaded state, unless `set_epoch` chose another epoch than the state's.
         if self.resumed is not None and self.named_epoch in (None, self.resumed.epoch):
             earlier_passes = self.resumed.earlier_passes
-            # The script now chooses epochs, although it did not when the state was taken.
+            # When the state was taken, the script did not choose epochs. It chooses this epoch now, so this pass counts
+            # as the first one after a call of `set_epoch`.
             if self.named_epoch is not None and earlier_passes is None:
                 earlier_passes = self._earlier_passes_if_chosen
             # If the script names the state's epoch, the pass stays in this epoch, even if nothing is left of it. The
@@ -400,9 +401,9 @@ class Progress:
             )
         return Start(
             self._latest.epoch,
-            num_skipped + num_trained,
-            self._sampler,
-            self._num_drawn,
+            batches=num_skipped + num_trained,
+            sampler=self._sampler,
+            num_drawn=self._num_drawn,
             completed=self._is_completed and num_trained == num_delivered,
             num_samples=self.num_samples,
             earlier_passes=self._latest.earlier_passes,

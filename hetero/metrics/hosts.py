@@ -245,7 +245,8 @@ class _Totals:
             self._cpu_s += used_s
             self._own_cpu_s += max(0.0, (reading.own_cpu_s or 0.0) - (self._last.own_cpu_s or 0.0))
             interval_s = now - self._last_at
-            # Skip a very short last interval, because CPU counters tick every 10 ms, so the quotient means nothing.
+            # Skip a very short last interval, because CPU counters tick every 10 ms, so the quotient means nothing. The
+            # `> 0` avoids a division by 0.
             if interval_s >= min_interval_s > 0:
                 self._cpu.add(100 * used_s / interval_s)
             if interval_s > 0:

@@ -65,7 +65,7 @@ class SkipLog:
             for skip in skips.listed
         ]
         # Log only samples that this log lists. Thousands of bad samples would fill the host's log.
-        for number, sample in enumerate(samples[: MAX_LISTED - len(self._listed)], self._count + 1):
+        for number, sample in enumerate(samples[: MAX_LISTED - len(self._listed)], start=self._count + 1):
             logger.warning("loader %s skipped %s (%d of at most %d)", self._loader, sample, number, self._max_skips)
         # Make a new tuple, because another thread may be reading the old one. The tuple is short, because every
         # heartbeat of the host carries it.

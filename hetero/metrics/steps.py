@@ -44,7 +44,7 @@ def check_name(name: object) -> None:
         ConfigError: If the name is rejected.
     """
     if not isinstance(name, str) or not name.isprintable():
-        # The name may not be shown as it is, because it holds characters that cannot be printed.
+        # Do not show the name as it is, because it may have characters that cannot be printed.
         found = ascii(name)[:60]
     elif len(name) > MAX_NAME_CHARS:
         found = f"{name[:20]!r}... of {len(name)} characters"
@@ -286,6 +286,7 @@ class StepTimer:
         self._recent: deque[tuple[float, float]] = deque(maxlen=_NUM_RECENT)
         """Compute and data wait of each of the latest steps."""
         self._all_steps_s = 0.0
+        """Compute and data wait of all complete steps together, also in the warm-up."""
         self._log = StepLog()
         self._run_began_s = 0.0
         """Start of the run by this timer's clock. It is set at the first delivery."""

@@ -143,7 +143,7 @@ def _build_for_forks(spec: DatasetSpec, prebuilt: dict[DatasetSpec, Prebuilt], h
 
     If the factory raises, return this as the reason, and put nothing into ``prebuilt``.
     """
-    # As in an endpoint before it builds a data set.
+    # As in an endpoint before it builds a data set. Results may depend on the number of threads (`thread_limits`).
     limit_threads()
     # Take the state before the factory runs, because only files, memory and threads of the factory count.
     files_before, maps_before, num_threads_before = open_files(), _shared_maps(), _num_threads()

@@ -331,7 +331,9 @@ class _ForkServer:
             # Wait for the endpoint before the builder starts its successor, because two processes must never have the
             # same incarnation at the same time.
             status = child.wait()
+            # `_fork` keeps the output of each endpoint that a builder may replace.
             assert child.output is not None
+            # An endpoint that the pool has asked to end gets no successor.
             if child.was_asked_to_end:
                 self._tell_exit(child.index, child.incarnation, status)
             else:

@@ -213,7 +213,7 @@ class EndpointPool(PoolFigures):
         begin_s = time.monotonic()
         for key, _ in self._selector.select(timeout_s):
             if key.data == "wake":
-                os.read(self._wake_read, 64)
+                os.read(self._wake_read, 64)  # otherwise the next `select` would return at once
             elif key.data == "starter":
                 if self._starter is not None:
                     self._take_events(self._starter)
@@ -330,7 +330,7 @@ class EndpointPool(PoolFigures):
             incarnation=slot.incarnation,
             num_slots=options.num_slots,
             kind=self._kind(slot.index),
-            is_optional=self._options.num_at_start is not None,
+            is_optional=self._options.num_at_start is not None,  # see `PoolOptions.num_at_start`
         )
         self._publish()
 
@@ -378,7 +378,7 @@ class EndpointPool(PoolFigures):
         self._drop_starter()
         for slot in self._slots:
             self._retire(slot)
-            slot.awaits_restart, slot.start_at_s = False, 0.0
+            slot.awaits_restart, slot.start_at_s = False, 0.0  # it starts when the next fork server has loaded
         self._publish()
         if self.failure is not None or self._stop_grace_s is not None:
             return
@@ -392,7 +392,7 @@ class EndpointPool(PoolFigures):
             is_last=True,  # because no endpoint lives without the fork server
         )
         self._starter_awaits_restart = self._starter_due_s is None and self.failure is None
-        self._num_starter_crashes += self._starter_due_s is not None
+        self._num_starter_crashes += self._starter_due_s is not None  # as in `_on_exit`
 
     def _time_to_restart(
         self, name: str, status: int, explanation: str, lines: deque[str], *, num_crashes: int, is_last: bool

@@ -207,6 +207,7 @@ class Liveness:
 
     def __init__(self, *, bound_s: float, build_bound_s: float) -> None:
         self._bound_s = bound_s
+        # A build may block the interpreter longer than other work, so its bound is never the shorter one.
         self._build_bound_s = max(bound_s, build_bound_s)
         self._beat_s: float | None = None
         """Time of the latest beat, None before the first."""

@@ -203,7 +203,9 @@ class Coordinator:
         try:
             fact = json.loads(line)
         except ValueError:
-            # The script, or one of its libraries, has printed this line.
+            fact = None
+        # `hetero.ray.coordinator` writes objects only. Perhaps a library has printed this line.
+        if not isinstance(fact, dict):
             write_line(line)
             return
         with self._changed:

@@ -109,6 +109,7 @@ def _connect(ray: Any) -> None:
             "  to do: start the command from a folder that has only the code, or name the rest in .rayignore"
         ) from error
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        # Compare the name, because not every version of Ray has this class.
         kind = AuthenticationError if type(error).__name__ == "AuthenticationError" else ClusterError
         raise kind(
             f"cannot connect to the Ray cluster {address}: {error}\n"

@@ -104,7 +104,9 @@ class _Coordinator:
         self.hub = Hub(
             Membership([Member(host=address, role=Role.TRAINER)], own_status, timings=timings, clock=time.monotonic),
             address=address,
+            # Take a free port. `run` tells the actor which one.
             port=0,
+            # Other hosts join later, and state their addresses then. So none is known here, and no name is looked up.
             resolve=_no_address,
             peers=(),
             token=token_from_environment(os.environ),
@@ -123,7 +125,8 @@ class _Coordinator:
         with self.hub, SignalWaiter((signal.SIGTERM, signal.SIGINT)) as waiter:
             _tell({"port": self.hub.port, "rank_port": self.hub.rank_port})
             ticks = 0
-            # Wake at least twice per heartbeat. Then each heartbeat has a new number of ticks.
+            # Wake at least twice per heartbeat. Then each heartbeat has a new number of ticks. Wake at least twice a
+            # second, because the actor waits for what `_follow` tells it.
             while not (signals := waiter.wait(min(0.5, self._timings.heartbeat_s / 2))):
                 ticks += 1
                 # Change the ticks, because data hosts consider a launcher stuck if its ticks stay the same.

@@ -159,7 +159,7 @@ class Job:
 
     def __exit__(self, *_: object) -> None:
         """Give running launchers some time to end. Then end their actors, and give the resources back to Ray."""
-        # The stack calls each of these functions even if another one fails.
+        # At its end the stack calls these functions, the last one first, even if another one fails.
         with contextlib.ExitStack() as stack:
             for number, handler in self._handlers.items():
                 stack.callback(signal.signal, number, handler)
@@ -434,7 +434,7 @@ class Job:
         if self._may_add:
             for _ in range(target - len(present)):
                 self._add(group, "because the job could use it")
-        # Ask only for newer estimates. One estimate was followed 15 times before, and host after host was removed.
+        # Ask only for newer estimates. Without this, one estimate was followed 15 times, and removed host after host.
         self._ask_for_demand(demand.number)
 
     def _let_leave(self, host: _Host) -> None:
@@ -451,8 +451,8 @@ class Job:
         host = self._make_host(group)
         say(f"asking Ray for {host.name}, {why}")
         self._pending[host.actor.address.remote()] = functools.partial(self._record_placed, host)
-        address = f"{self._trainers[0].name}:{self._port}"
-        where = [f"--join={address}", f"--join-group={group.stated.name}", "--port={port}"]
+        # The actor of the host puts a free port of its node in place of the text {port}. See `_order`.
+        where = [f"--join={self._trainers[0].name}:{self._port}", f"--join-group={group.stated.name}", "--port={port}"]
         self._start(host, self._order(host, where, cluster={}))
 
     def _record_placed(self, host: _Host, reference: Any) -> None:

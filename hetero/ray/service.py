@@ -96,7 +96,6 @@ class DataService:
             label_selector=None if label_selector is None else dict(label_selector),
             bounds=bounds,
         )
-        # Place the data hosts, and start the coordinator. The coordinator starts the hub and the data hosts.
         # Connect to Ray if the user has not, as Ray's own functions do.
         if not ray.is_initialized():
             ray.init()
@@ -104,11 +103,13 @@ class DataService:
         self._placement: Any = None
         # A copy of this object in a worker is no owner, and cannot shut the service down.
         self._is_owner = True
+        # Place the data hosts, and start the coordinator. The coordinator starts the hub and the data hosts.
         try:
             self._placement = _place(ray, self._order, start_timeout_s)
             # The coordinator needs several threads. Workers and data hosts call it at the same time, and `start` and
             # `shutdown` each use a thread for seconds.
             coordinator = ray.remote(Coordinator).options(
+                # With 0, Ray can start it on a node without free CPUs.
                 num_cpus=0,
                 max_concurrency=16,
                 # Prefer the driver's node. The service ends with its driver in any case, so this node cannot leave too
@@ -214,7 +215,8 @@ class DataService:
         if not ray.is_initialized():
             # When the driver disconnected, Ray ended the actors and removed the placement group.
             return
-        # The stack calls each of these functions even if another one fails or is interrupted.
+        # At its end the stack calls these functions, the last one first, even if another one fails. The same holds if
+        # the wait for the coordinator fails or is interrupted.
         with contextlib.ExitStack() as stack:
             if placement is not None:
                 stack.callback(ray.util.remove_placement_group, placement)

@@ -61,6 +61,7 @@ def connect(order: ServiceOrder, call: Callable[[str], Any]) -> None:
         if os.environ.get(LAUNCHER_VARIABLE) or has_session_of_launch:
             raise ConfigError("hetero launch has started this process; expected a worker that Ray Train has started")
         _register_datasets(order)
+        # Show hetero's messages, as in the ranks of `hetero launch`.
         logs.setup_logging_of_script()
         # Ray may use a worker for several runs, which may have different services.
         if _connected is not None:
@@ -115,7 +116,7 @@ def _open_session(admission: Admission, rank: int, world_size: int) -> RankSessi
 def _watch(call: Callable[[str], Any], session: RankSession) -> None:
     """Make loaders raise if the service fails or ends. Without this thread, loaders would wait for the data timeout."""
     while True:
-        # This is the interval at which the thread asks the service. The thread does not wait for another thread here.
+        # The service does not tell this process that it has failed, so ask it at intervals.
         time.sleep(CHECK_S)
         # The session has ended, or this worker has connected to another service.
         if sessions.current() is not session:

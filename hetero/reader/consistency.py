@@ -74,8 +74,8 @@ class ServedDataset:
             if description is None:
                 continue
             self.descriptions[connection.record.endpoint_id] = description
-            # An endpoint may have become foreign after it sent its description. Such an endpoint is not used.
             was_compared = self.spec in connection.prepared | connection.unusable
+            # An endpoint may have become foreign after it sent its description. Such an endpoint is not used.
             if connection.state is ConnectionState.READY and not was_compared:
                 self._compare(connection, description, self.reference)
 
@@ -174,11 +174,12 @@ class ServedDataset:
         self._exclude(connection, DatasetMismatchError(problem), problem)
 
     def _exclude(self, connection: EndpointConnection, error: HeteroError, why: str) -> None:
-        """Stop using the endpoint for the data set. Fail the data set if the job was planned with the endpoint."""
+        """Stop using the endpoint for the data set. Fail the data set unless the endpoint joined later."""
         connection.mark_unusable(self.spec, why)
         is_late = self.reference is not None and connection.identity not in self._present_at_choice
-        # The job was planned without its optional endpoints. They join the job when it has begun, so the message is
-        # true of them even if they were there before the reference was chosen.
+        # An optional endpoint always counts as one that joined later, because the job was planned without it. It joins
+        # the job when the job has begun. So the warning "joined later" is true of it, even if it was present when the
+        # reference was chosen, which is the description that all endpoints must match.
         if is_late or connection.record.is_optional:
             logger.warning("endpoint %s joined later and is not used: %s", connection.record.endpoint_id, why)
         elif self.failure is None:

@@ -106,9 +106,10 @@ class Fetchers:
         self._inline = InlineFetches(
             fleet.clock, settle=self._outcomes.settle, hand_over=functools.partial(self._hand_over, was_sent=True)
         )
-        self._needs_endpoint = False  # the consumer's batch is overdue, but every other endpoint is at least as busy
+        # Whether the consumer's batch is overdue, and no endpoint is less busy than the one that has the request.
+        self._needs_endpoint = False
         self._threads: list[threading.Thread] = []
-        self._pid = os.getpid()
+        self._pid = os.getpid()  # a forked process has no fetchers, see `close`
 
     @property
     def is_closed(self) -> bool:
@@ -215,7 +216,7 @@ class Fetchers:
     def wait(self, timeout_s: float) -> None:
         """Wait until the consumer may go on. Hedge the batch that it waits for if that batch is overdue."""
         timeout_s = min(timeout_s, self.hedge_if_overdue())
-        # All answers go to fetchers, which wake the consumer.
+        # If the consumer has sent no request itself, all answers go to fetchers, which wake the consumer.
         if not len(self._inline):
             self._outcome_arrived.wait(timeout_s)
             return
@@ -332,6 +333,7 @@ class Fetchers:
         # The consumer releases the first lock, because `on_fleet_change` has ended its wait.
         with self._inline.lock, self._fleet.lock:
             self._inline.close()
+            # End the consumer's own attempts here. Each fetcher ends its attempt itself, after the call.
             for attempt in attempts:
                 if attempt.is_inline:
                     # An exception may have ended the consumer before it added the fetch.

@@ -308,6 +308,7 @@ class Fleet:
         # This is no error, because without compression the job is slower, but its batches are the same.
         self.stats.uncompressed += 1
         host = connection.record.host
+        # The request named a compression, so the first condition is only for the type checker.
         if compression is not None and host not in self._uncompressed_hosts:
             self._uncompressed_hosts.add(host)
             logger.warning(
@@ -425,7 +426,7 @@ class Fleet:
             generation = connection.generation
             dataset = self._datasets[spec]
             connection.mark_connecting()
-            expected = [each for each in self._expected if each != spec]
+            expected = [each for each in self._expected if each != spec]  # the host may build them too, see `expect`
         outcome: Description | Exception
         begin_s = self.clock()
         try:
@@ -438,7 +439,7 @@ class Fleet:
             if not self._is_closed:
                 if not connection.is_retired:
                     self._conclude(connection, dataset, outcome, generation)
-                # Other endpoints may have waited for this endpoint's description, which becomes the reference.
+                # Other endpoints may have waited for this endpoint's description, which may be the reference now.
                 dataset.update(list(self._table))
             self._notify()
 
@@ -447,8 +448,8 @@ class Fleet:
     ) -> None:
         """Record the outcome of a preparation. If its link has been given up, ignore facts about that link."""
         if isinstance(outcome, Description):
-            # If the generations differ, the link was lost during the preparation. Without this check, such a
-            # preparation made the endpoint ready and so ended its back-off.
+            # If the generations differ, the link was lost meanwhile. Such a preparation once made the endpoint ready,
+            # which ended its back-off. FOREIGN is final. Another call may have set it, and the generation then stays.
             if connection.generation == generation and connection.state is not ConnectionState.FOREIGN:
                 connection.mark_ready()
                 connection.descriptions[dataset.spec] = outcome

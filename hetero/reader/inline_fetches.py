@@ -101,6 +101,7 @@ class InlineFetches:
                 with contextlib.suppress(OSError):  # a signal handler may have closed the descriptor
                     os.eventfd_read(self._wake_descriptor)
             self._receive(readable, arrived_s)
+            # No descriptor tells that the time of a fetch is over. `SentFetch.receive` raises if it is over.
             self._receive(self._late(), arrived_s=None)
             self._last_receive_s = self._clock()
 
@@ -171,7 +172,7 @@ class InlineFetches:
         Args:
             descriptors: Descriptors of the connections to receive from. Those without a fetch are ignored.
             arrived_s: Monotonic time that counts as the arrival of complete answers, or the time of the request if that
-                is later. None for now.
+                is later. None if the answers arrive now.
         """
         for descriptor in descriptors:
             # The descriptor is the one of `wake`, or a signal handler has closed the reader.
@@ -184,6 +185,7 @@ class InlineFetches:
             except Exception as error:  # noqa: BLE001 - the outcome of the attempt
                 outcome = error
             if outcome is None:
+                # `_readable` returns a descriptor only once, so ask for it again.
                 self._watch(descriptor)
                 continue
             # The entry may be gone already, because a signal handler may close the reader during `receive`.

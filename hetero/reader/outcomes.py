@@ -59,7 +59,7 @@ class Outcomes:
         Args:
             attempt: The attempt that ended.
             outcome: The batch, or the exception.
-            answered_s: Monotonic time when the batch arrived, None for now.
+            answered_s: Monotonic time when the batch arrived. None if it has just arrived.
         """
         batch = attempt.batch
         with self._fleet.lock:
@@ -99,7 +99,7 @@ class Outcomes:
         if skipped and attempt.connection.record.is_optional and batch.dataset.has_planned(used):
             batch.doubted[attempt.connection] = skipped
             return True
-        # This batch is from an endpoint of the plan. Compare its skips with those of the optional endpoints before.
+        # This batch will be delivered. An optional endpoint that skipped one of its samples is no longer used.
         for connection, indices in batch.doubted.items():
             if missing := indices - skipped:
                 why = f"it skipped sample {min(missing)}, and {attempt.connection.record.endpoint_id} did not"
@@ -126,7 +126,7 @@ class Outcomes:
         # endpoint's queue, which depends on how many requests this rank has in flight.
         took_s = max(0.0, answered_s - attempt.since_s)
         self._hedging.observe(request, took_s)
-        # Count the batch if other hosts have computed a part of it, because they keep its samples.
+        # A batch has several parts if other hosts have computed those of its samples that they keep.
         stats.gathered += fetched.num_parts > 1
         attempt.connection.delivered(num_queued=fetched.num_queued, now_s=now_s)
         stats.received_bytes += fetched.nbytes - fetched.saved_bytes
@@ -148,7 +148,7 @@ class Outcomes:
             for other in attempt.batch.attempts:
                 # Without ``owners``, no other host computed a part.
                 if other.owners is None or other.connection.delivered_at_s < other.issued_s:
-                    other.connection.avoid(now_s - other.since_s, now_s)
+                    other.connection.avoid(kept_s=now_s - other.since_s, now_s=now_s)
         self.deliver(attempt.batch, fetched)
 
     def _settle_failure(self, attempt: Attempt, error: Exception) -> bool:
@@ -195,6 +195,7 @@ class Outcomes:
         if isinstance(error, ProtocolError):
             fleet.stats.checksum_errors += isinstance(error, ChecksumError)
             logger.warning("batch %d from %s is damaged: %s", batch.request.position, connection.name, error)
+            # Avoid the endpoint for a second. `avoid` doubles this time with each repetition.
             connection.avoid(kept_s=1.0, now_s=fleet.clock())
             return batch.damaged(connection, error)
         if isinstance(error, DatasetError):

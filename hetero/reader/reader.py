@@ -122,8 +122,8 @@ class Reader(Iterator[Any]):
         # Measure how long the consumer was away, to choose who receives the next batches.
         if receiver is not None:
             receiver.come_back(self._fleet.clock())
-        # The consumer is done with its last batch. Only a large batch still counts in the window, so take the lock only
-        # for such a batch: a small batch is delivered in less time than the lock may take.
+        # The consumer is done with its last batch. Only a large batch still counts in the window. Take the lock only
+        # for such a batch, because the lock may take longer than the delivery of a small batch.
         if self._window.counts_delivered:
             with self._fleet.lock:
                 self._fetchers.free_delivered()
@@ -245,7 +245,8 @@ class Reader(Iterator[Any]):
                 if window.is_deliverable:
                     continue
             if self._on_wait is not None:
-                self._on_wait(unserved_since_s is not None)
+                is_unserved = unserved_since_s is not None
+                self._on_wait(is_unserved)
             # The window grows when endpoints join.
             self._fill()
 

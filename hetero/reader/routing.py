@@ -130,7 +130,7 @@ class Router:
         self._on_free = on_free
         """Called when requests that wait for an endpoint may choose again, or when a retired endpoint can be closed."""
         self._num_choices = 0
-        """Number of choices so far. A connection keeps the number of the last choice of it, as ``last_choice``."""
+        """Number of choices so far. The ``last_choice`` of a connection is the number of its own last choice."""
 
     def update(self) -> None:
         """Select this rank's endpoints anew, because endpoints came, left, or are down."""
@@ -178,7 +178,7 @@ class Router:
         )
         if chosen is not None and alone_for is not None:
             if any(other.reserved_by is alone_for for other in self._table if other is not chosen):
-                # Another endpoint was reserved for the request before, but was not chosen now. Free it.
+                # Free the endpoint that was reserved for the request before. It may have left `endpoints` since.
                 self.unreserve((alone_for,))
             chosen.reserved_by = alone_for
             # Earlier requests are still on the endpoint. The caller asks again when the endpoint is free.
@@ -208,6 +208,7 @@ class Router:
         """
         spec, work = request.spec, request.work
         description = lead.descriptions.get(spec)
+        # Without a cache there are no owners. A lead that the job added while it ran keeps all samples of its batch.
         if description is None or not description.keeps_samples or lead.record.is_optional:
             return (), None
         # Only samples of a map-style data set with integer indices are kept in the cache.
@@ -372,7 +373,7 @@ def unprepared(
     next_due_s = math.inf
     # If this rank does not use the first endpoint of the job, add it.
     for connection in connections if first is None or first in connections else [first, *connections]:
-        # If an endpoint has described a data set, it needs no preparation. It waits to be compared with the reference.
+        # An endpoint that has described a data set needs no preparation. `ServedDataset` compares the description.
         known = connection.prepared | connection.preparing | connection.unusable | connection.descriptions.keys()
         missing = [spec for spec in specs if spec not in known]
         # A foreign endpoint is never used, because another process has its address.

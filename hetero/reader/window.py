@@ -39,7 +39,7 @@ class Window:
         self.attempts: set[Attempt] = set()
         """Attempts in progress, including those that were given up."""
         self.request: BatchRequest | None = None
-        """Request of the outcome that `pop` last returned. None before the first outcome, and after `add_failure`'s."""
+        """Request of the outcome that `pop` last returned. None at first, and after an exception of `add_failure`."""
         self._requests: dict[int, BatchRequest] = {}
         """Requests of the undelivered batches, by number."""
         self._planned = planned
@@ -120,9 +120,9 @@ class Window:
         self._growth.delivered()
         if isinstance(outcome, Fetched):
             self._held_bytes -= outcome.nbytes
-            # A large batch counts until the consumer comes back, because the loop still holds it. Without this, in one
-            # of five runs, a loop held two batches of 40 MB while two more were in flight. This took 168 MB instead of
-            # 129 MB.
+            # A large batch counts until the consumer comes back, because the loop still holds it. Before this rule, in
+            # one of five runs, a loop held two batches of 40 MB while two more were in flight. This took 168 MB instead
+            # of 129 MB.
             self._delivered_bytes = outcome.nbytes if outcome.nbytes > WindowGrowth.MAX_BYTES else 0
         return outcome
 

@@ -49,8 +49,8 @@ class WindowGrowth:
     def is_held_up(self, *, num_waiting: int, size: int) -> bool:
         """Return whether the next batch holds up at least half a window, and add places if it does.
 
-        There is then an additional place for each batch that waits, so as many batches are in flight as before. But the
-        window grows at most to `MAX_FACTOR` times its size.
+        Each waiting batch adds one place, so as many batches are in flight as before. The window grows to at most
+        `MAX_FACTOR` times its size.
 
         Args:
             num_waiting: Batches that have arrived and wait for the next one.

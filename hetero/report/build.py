@@ -133,7 +133,7 @@ def _headline(facts: RunFacts) -> Headline | None:
     samples_per_step = sum(s.num_samples_measured / s.num_steps_measured for _, s in ranks if s.num_steps_measured)
     step_time_s = step.step_time_mean_s if step else None
     # With emulation, this is the measured step time minus the time that real work took in excess. Without emulation it
-    # is None, because then only other programs can have made steps longer.
+    # is None. Then only other programs can have made steps longer, and `lost_share` bounds the share of the time.
     lower_bound_s = least_step_time_s([summary for _, summary in ranks], facts.events)
     # Other programs may have taken a share of the time. Subtract it from the bound. If there is no bound yet, subtract
     # it from the measured time.
@@ -273,8 +273,8 @@ def idle_data_hosts(facts: RunFacts) -> str | None:
 def _verdict(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -> Verdict:
     """Return the bottleneck, with advice and the vCPUs that would remove it."""
     idle = idle_data_hosts(facts)
-    # If no vCPUs are emulated on simulated hosts, the CPUs of this machine preprocess. Then the number of vCPUs is
-    # unknown.
+    # Without --emulate-sample-seconds, simulated hosts emulate no vCPUs, and the CPUs of this machine preprocess. Then
+    # the number of vCPUs is unknown.
     has_real_cpus = "--emulate-sample-seconds" in missing_emulation(facts)
     vcpus = None if has_real_cpus else _preprocessing_vcpus(facts, catalogue)
     # Without a measured utilisation the bottleneck is unknown.
@@ -404,6 +404,7 @@ def _idle_cpus(facts: RunFacts) -> str | None:
     # A host that was not measured may be the busy one.
     if not usages or len(usages) != num_hosts:
         return None
+    # All of `usages` have a mean. `or 0.0` is only for the type checker.
     share = max((usage.cpu_percent_mean or 0.0) / (100 * usage.num_cpus) for usage in usages)
     if share >= _BUSY_CPU_SHARE:
         return None

@@ -130,7 +130,7 @@ class PricePerformance:
 
 
 def price_performance_table(rows: Sequence[PricePerformance]) -> str:
-    """Return the table that compares runs. The published costs of docs/results.md are in USD per 1,000 steps, too."""
+    """Return the table that compares runs. Costs are per 1,000 steps, as the published costs of docs/results.md."""
     times, costs = ("step", "samples/s"), ("USD/1,000 steps", "USD/million samples")
     header = ("run", "hosts", "USD/h", *times, *costs, "speed-up", "saving", "")
     cells = [

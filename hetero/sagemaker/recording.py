@@ -245,11 +245,13 @@ class _Answers:
     botocore sends this event after it has validated the call.
 
     Args:
-        takes_request: Whether to record the request for a training job. Otherwise the request is denied.
+        takes_request: Whether to record the request for a training job and raise `_Recorded`. If False, the request
+            gets the answer AccessDenied, as any other call that needs an account.
     """
 
     def __init__(self, *, takes_request: bool = True) -> None:
         self._takes_request = takes_request
+        """Whether to record the request for a training job. If False, the request gets the answer AccessDenied."""
         self.request: dict[str, Any] | None = None
         """The recorded request. None until the SDK has sent it."""
         self.objects: dict[str, bytes] = {}

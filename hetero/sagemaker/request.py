@@ -103,7 +103,7 @@ class TrainingRequest:
         found = _decode(_Request, document, source)
         stated = cast("dict[str, Any]", document)
         groups = found.resource_config.instance_groups
-        # Without groups, the request has one type and count for all hosts, which are the only group then.
+        # Without groups, the request has one type and one count. All hosts are then one group.
         if not groups:
             only_group = {"InstanceGroupName": ONLY_GROUP, **stated["ResourceConfig"]}
             groups = (_decode(RequestGroup, only_group, source, "ResourceConfig"),)

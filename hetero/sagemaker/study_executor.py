@@ -323,7 +323,7 @@ def noted_job(folder: Path, digest: str | None = None) -> str:
 
     Args:
         folder: The run's folder.
-        digest: Digest of the run. A job of another run does not count. None: any job counts.
+        digest: Digest of the run. A job of another run does not count. With None, any job counts.
     """
     path = folder / JOB_FILE_NAME
     if not path.is_file():

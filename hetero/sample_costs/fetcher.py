@@ -57,6 +57,7 @@ class Fetcher:
 
         The field ``do`` of a command names a method of this class. The other fields are the arguments of the method.
         """
+        # An endpoint does the same, and the figures are for endpoints.
         limit_threads()
         while True:
             try:
@@ -113,6 +114,7 @@ class Fetcher:
                 if num_failures > len(parts):
                     raise
                 continue
+            # An endpoint encodes each batch, so encoding is a part of what a batch costs.
             EncodedBatch(batch, copy=not self._built.makes_new_memory(collate=request.collate))
             num_samples += request.work.num_samples
         return {
@@ -135,6 +137,7 @@ def main() -> None:
     facts = channel.receive(CALL_TIMEOUT_S)
     die_with_parent(facts["parent_pid"])
     configure_process("WARNING")
+    # An endpoint does the same, and the figures are for endpoints.
     keep_freed_memory()
     options = decode(CostOptions, facts["options"])
     try:
@@ -145,6 +148,7 @@ def main() -> None:
         Fetcher(channel, options, facts["index"]).serve()
     except HeteroError as error:
         channel.send_error(error)
+    # Nobody reads the status. The parent has the error, or notices that the channel is closed.
     exit_process(int(ExitCode.OK))
 
 

@@ -23,7 +23,7 @@ import psutil
 from hetero.documents.records import decode, encode
 from hetero.endpoint.endpoint import configure_process, exit_process
 from hetero.endpoint.script import load_script
-from hetero.errors import ChildFailedError, ExitCode, HeteroError, first_line
+from hetero.errors import ChildFailedError, ConfigError, ExitCode, HeteroError, first_line
 from hetero.metrics.figures import Figure
 from hetero.metrics.profile.parts import Contents, HostPart
 from hetero.metrics.profile.profile import ConcurrencyPoint, Spread, SupplyProfile
@@ -223,7 +223,7 @@ def _measure_costs(
 
     Args:
         options: What to measure.
-        before: What `open_files` returned before the script was imported.
+        before: What `open_files` returned before the script was imported. It shows whether fetchers can be forked.
         progress: Called with the name of the next measurement.
         notes: Gets the texts.
     """
@@ -299,6 +299,8 @@ def _bursts(
         fetchers.ask(new, timeout_s, do="burst", seconds=0.01, chunk=1)
         found = fetchers.ask(fetchers.channels[:size], timeout_s, do="burst", seconds=seconds, chunk=chunk)
         num_samples = sum(each["num_samples"] for each in found)
+        if not num_samples:
+            raise ConfigError(f"none of the samples that {size} processes tried in {seconds:g} s could be made")
         yield ConcurrencyPoint(
             num_processes=size,
             samples_per_s=sum(each["num_samples"] / each["wall_s"] for each in found),

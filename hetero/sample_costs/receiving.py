@@ -70,6 +70,7 @@ def receive(leaf_bytes: Sequence[int], *, seconds: float) -> float:
     spec = hetero_profile_batch(leaf_bytes=list(leaf_bytes))
 
     def requests() -> Iterator[BatchRequest]:
+        # Each sample is already a whole batch. So send it as it is, without collation and conversion to tensors.
         for number in itertools.count():
             work = IndexedWork(np.array([number]))
             yield BatchRequest(spec=spec, work=work, seed=0, epoch=0, position=number, collate=False, as_is=True)

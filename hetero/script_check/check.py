@@ -48,7 +48,7 @@ def check_script(
     with tempfile.TemporaryDirectory() as folder:
         output, log = Path(folder) / "findings.json", Path(folder) / "log"
         words = [str(output), f"{seconds:g}", *script_words(script, is_module=is_module), *arguments]
-        # The environment of a rank that is alone, for scripts that make a process group.
+        # The environment of a rank that is alone, for scripts that make a process group. Port 0 means any free port.
         environment = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
         environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "PYTHONUNBUFFERED": "1"}
         started_s = time.monotonic()
@@ -64,7 +64,8 @@ def check_script(
             )
             try:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(seconds + _MARGIN_S)
+                    # The endpoints may take as long to start as the script may run.
+                    process.wait(2 * seconds + _MARGIN_S)
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
@@ -80,5 +81,5 @@ def check_script(
         if found["num_batches"] is None and process.returncode < 0:
             what = f"the script's process ended by {signal.Signals(-process.returncode).name}"
             to_do = "Run it with python to see why."
-        findings = [Finding(script, 1, what, to_do)]
+        findings = [Finding(file=script, line=1, what=what, to_do=to_do)]
     return findings, found["num_batches"] or 0, last_bytes(text, 2_000)

@@ -124,7 +124,7 @@ class _FindingsFile:
             # The script changes a global or an attribute after its import.
             place = change_line(changed[1], self.folder)
         elif "registers no data set" in first or "no data set named" in first:
-            # The import of the script does not register the data set.
+            # The import registers no data set if the function with @hetero.dataset is inside another function.
             place = nested_factory(self.script, self.folder)
             rest += "\nMove the function with @hetero.dataset to the top level of the script." if place else ""
         elif not trace and isinstance(error, DatasetError):
@@ -144,7 +144,7 @@ class _Warnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Record a warning with the line that causes it, or else with the line that was running."""
-        # Warnings of these loggers only announce an exception. If it ends the script, `add_error` records it.
+        # Warnings of these loggers only announce an exception. `add_error` records an exception that ends the script.
         if record.name.startswith(_LOGGERS_OF_ERRORS):
             return
         text = record.getMessage()
@@ -204,6 +204,7 @@ def main(output: str, seconds: str, *words: str) -> int:
             # finding.
             if isinstance(error, HeteroError) or not session.may_have_shortened:
                 found.add_error(error)
+        # This ends the process, so it never returns.
         _end(found, session)
     return 0
 

@@ -58,6 +58,7 @@ class CheckSession(RankSession):
     ) -> None:
         # The base class's __init__ is not called, because it connects to a launcher.
         self.rank, self.world_size, self.generation = 0, 1, 0
+        # Loaders get their batches from endpoints, as in a job with data hosts.
         self.remote = True
         self.token = Token.generate()
         self.job_id = f"check-{os.getpid()}"

@@ -52,7 +52,8 @@ def memory_use(process: Path = Path("/proc/self")) -> MemoryUse | None:
     groups = _figures(process)
     limited = [use for use in groups if use.limit_bytes is not None]
     own = next((use for use in groups if use.is_own), None)
-    # The group with the lowest limit, or the process's own group without any limit.
+    # The group with the lowest limit, or the process's own group without any limit. All of `limited` have a limit, so
+    # `or 0` is only for the type checker.
     return min(limited, key=lambda use: use.limit_bytes or 0, default=own)
 
 

@@ -158,7 +158,9 @@ def address_via(address: str) -> str:
 
 
 def permit_faults(environ: MutableMapping[str, str], *, allow: bool, host: str, platform: str) -> None:
-    """Check at a launcher's start that faults are allowed here, and pass the host's name to its processes.
+    """Check at a launcher's start that faults are allowed here.
+
+    If they are, pass the host's name to the launcher's processes, for rules with ``host=``.
 
     Args:
         environ: Environment of this process, which its children inherit.

@@ -97,6 +97,7 @@ class LineRelay:
         self._selector.register(self._wake_read, selectors.EVENT_READ, data=None)
         self._stopping = threading.Event()
         self._lock = threading.Lock()
+        """Guards `_tails`, `_discarded` and `_wake_write`, and the registrations of `_selector`."""
         self._thread = threading.Thread(target=self._run, name="line-relay", daemon=True)
         self._thread.start()
 

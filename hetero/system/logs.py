@@ -146,8 +146,8 @@ class LineWriter:
         """Queue a line, or drop it if the queue is full. Does not wait."""
         data = line.encode("utf-8", "replace") + b"\n"
         with self._changed:
-            # Do not wait for room. A program that had stopped reading the output once blocked the launcher's threads.
-            # The launcher then read no output of the ranks, so their pipes were full and blocked them too.
+            # Do not wait for room. In an earlier version, a program that had stopped reading the output blocked the
+            # launcher's threads. The launcher then read no output of the ranks, so their pipes filled and blocked them.
             if self._is_closed or self._is_broken or self._num_bytes + len(data) > self._max_bytes:
                 self._num_dropped += 1
                 return
@@ -240,9 +240,9 @@ def write_behind() -> Iterator[None]:
         yield
     finally:
         writer.close()
+        # If lines were dropped, keep the closed writer, which drops all further lines. The reader has stopped, and a
+        # direct write would wait for it.
         if not writer.num_dropped:
-            # If lines were dropped, keep the closed writer. The reader has stopped, and a direct write would wait for
-            # it.
             _output.writer = None
 
 

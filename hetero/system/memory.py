@@ -176,8 +176,8 @@ def keep_freed_memory() -> bool:
     """Let malloc keep up to 1 GiB of freed memory for the next allocations of any thread. Idempotent.
 
     glibc returns large blocks to the kernel when they are freed. The kernel then clears every page of the next block.
-    This costs 190 page faults per megabyte received and half of the CPU time of a transfer. Higher thresholds prevent
-    this only in the main arena.
+    This costs 190 page faults per megabyte received and half of the CPU time of a transfer. Two thresholds of malloc
+    decide which blocks are returned. Higher thresholds help only in the main arena.
 
     By default each thread has its own arena, which is made of pieces of 64 MiB. No other thread can use the free memory
     of an arena, and an empty piece is returned to the kernel. Therefore this function allows only one arena, the main

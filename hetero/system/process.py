@@ -110,6 +110,7 @@ def die_with(pid: int) -> None:
         os._exit(ExitCode.ORPHANED)
 
     def watch() -> None:
+        # The descriptor becomes readable when the other process ends.
         select.select([descriptor], [], [])
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -176,6 +177,7 @@ def reap_adopted() -> None:
     This process inherits orphans if it is process 1 of a container, or after `adopt_descendants`. Each ended orphan
     takes an entry of the process table until it is reaped. Does not block.
     """
+    # Hold the lock, because a child that `start_child` is starting may not be in the set yet.
     with _starting:
         own = {process.pid for process in _own_children if process.returncode is None}
         while True:

@@ -64,6 +64,7 @@ def survive_first_sigterm() -> None:
     signal.siginterrupt(signal.SIGTERM, False)  # native code may not expect interrupted system calls
     # The parent has started this process with the signal blocked.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
+    # A process that the user's code forks is not shielded, so its first SIGTERM must end it.
     os.register_at_fork(after_in_child=_end_at_next_sigterm)
 
 

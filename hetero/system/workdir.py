@@ -114,7 +114,7 @@ def _lock(path: Path, *, is_new: bool = False) -> int:
             if isinstance(error, BlockingIOError) or not is_new:
                 raise
         facts = os.fstat(descriptor)
-        # The mode without set-group-id, which gives no access.
+        # Leave out set-group-id, because it gives nobody access.
         found = f"user {facts.st_uid} with mode {facts.st_mode & 0o777:o}"
         expected = f"user {os.geteuid()} with mode 700"
         if found != expected:

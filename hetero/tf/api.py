@@ -242,7 +242,7 @@ def distribute(
         placement: Where elements are made. ``"remote"`` means on data hosts. ``"any"`` means also by the workers on any
             trainer host (``--trainer-tf-workers``). ``"local"`` means in this process, by `dataset` itself, as in a job
             without data hosts. Then every rank gets the whole dataset. TensorFlow's ``target_workers="LOCAL"`` is not
-            used, because its workers run inside this process, and their servers would have to end with the process.
+            used. It needs workers inside this process, and their servers would end with the process.
         coordinated: Whether the ranks read in rounds.
         max_outstanding_requests: Maximum number of outstanding requests for elements, which bounds memory. None for one
             per worker.

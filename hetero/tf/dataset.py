@@ -72,6 +72,7 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
         # Do not shard, because every rank already has its own part of the data.
         unsharded.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
         self._elements = tf.data.Dataset.from_generator(feed.produce, output_signature=spec).with_options(unsharded)
+        # This tensor stands for TensorFlow's dataset object, so this dataset has the elements of `_elements`.
         super().__init__(self._elements._variant_tensor)
 
     @property

@@ -105,7 +105,7 @@ def derive_spec(probes: Sequence[tuple[int, Any]], *, batch_size: int | None, dr
             shape[0] = None
         return tf.TensorSpec(shape, tf.as_dtype(one.dtype))
 
-    return _merge(first, second, "batch", leaf)
+    return _merge(first, second, path="batch", leaf=leaf)
 
 
 def check_spec(spec: Any) -> Any:
@@ -123,7 +123,7 @@ def check_spec(spec: Any) -> Any:
         return one
 
     # Merging a specification with itself visits each part.
-    return _merge(spec, spec, "batch", leaf)
+    return _merge(spec, spec, path="batch", leaf=leaf)
 
 
 def check_element(element: Any, spec: Any) -> None:

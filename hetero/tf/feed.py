@@ -95,7 +95,7 @@ class Feed(LoaderPipeline):
             self,
             session,
             kept,
-            num_processes=0 if session.remote else self.num_workers,
+            num_processes=0 if session.remote else self.num_workers,  # 0 if endpoints fetch the batches
             measure=lambda requests: measure_here(lambda: build(self.subject), requests),
         ).shared(session)
 
@@ -435,7 +435,7 @@ class Feed(LoaderPipeline):
             return
         self._profiler.batches_per_step = self.batches_per_step
         has_fetched = not all(batch.is_repeated for batch in batches)
-        # The computation of these steps was on the batches of the last delivery, so these batches count too.
+        # The computation of these steps was on the batches of the last delivery, so `_had_fetched` counts too.
         self._profiler.begin_delivery(
             is_first=batches[0].is_first, has_fetched=has_fetched or self._had_fetched, knows_wait=knows_wait
         )

@@ -56,9 +56,9 @@ class MeasuredDataset(tf.data.Dataset):  # type: ignore[misc]
     def callback(self, batches_per_step: int | None = None) -> Any:
         """Return a Keras callback that counts and measures the steps of `fit`. Put it first in ``callbacks=``.
 
-        The job may end between two steps. Pass ``fit`` this dataset, or a dataset made from it that has the same
-        batches (by ``map``, ``prefetch``, ``repeat`` or ``take``, but not ``cache``). Use another dataset for
-        validation.
+        If the job is asked to stop, the callback ends it between two steps. Pass ``fit`` this dataset, or a dataset
+        made from it that has the same batches (by ``map``, ``prefetch``, ``repeat`` or ``take``, but not ``cache``).
+        Use another dataset for validation.
 
         The data wait of a step is the time from the step's beginning until this dataset returned its batch. It is zero
         if TensorFlow fetched the batch ahead. With ``steps_per_execution`` every step counts, but the data wait is
@@ -76,6 +76,7 @@ class MeasuredDataset(tf.data.Dataset):  # type: ignore[misc]
         from hetero.tf.callback import ConsumptionCallback, check_batches_per_step
 
         steps = self._steps
+        # Only without a number may a step consume less than a batch: one part of a batch that a strategy cuts.
         steps.is_cut = batches_per_step is None
         steps.batches_per_step = check_batches_per_step(1 if batches_per_step is None else batches_per_step)
         return ConsumptionCallback(steps, steps.batches_per_step)

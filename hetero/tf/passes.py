@@ -231,6 +231,7 @@ class PassLog:
         """
         num_global_batches = order.num_global_batches(shard.world_size)
         with self.hold():
+            # Limit memory, because a script that reports nothing never closes its passes.
             self._forget_unreported()
             start = self._next_start(num_global_batches)
             # A claim is for one pass. If the claim stayed, it would also claim the pass that fit reads next.
@@ -396,7 +397,8 @@ class PassLog:
         - CLOSED: Otherwise.
         """
         # If the script reports nothing now and TensorFlow left the pass early, the batches will not be reported. For
-        # example, Keras takes one batch to build a model, and then drops the pass.
+        # example, Keras takes one batch to build a model, and then drops the pass. But after a failure, the script
+        # still gets the batches that were produced before the failure.
         is_reporting = self._reporting is Reporting.REPORTING
         may_be_reported = is_reporting or ended.is_complete or ended.failure is not None
         if ended.has_rest and may_be_reported:

@@ -90,10 +90,10 @@ def _copy_container(container: Any) -> Any:
     try:
         items = container.items() if is_mapping else enumerate(container)
         copies = [(key, copy_leaves(item)) for key, item in items if type(item) not in _PLAIN_TYPES]
-        # A class that is not in `_CHANGEABLE` may share its items with its shallow copy.
+        # Change a shallow copy only of these classes. Other classes may share their items with their shallow copy.
         if isinstance(container, _CHANGEABLE) and (copied := _changed_copy(container, copies)) is not None:
             return copied
-        # All items are plain, for example numbers.
+        # All items are plain, for example numbers, so no memory has to be copied.
         if not copies:
             return container
         # Make the container from its items, as torch's own collation does for an unknown class.

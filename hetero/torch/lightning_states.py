@@ -74,8 +74,8 @@ def _fit_loop() -> tuple[Any, bool]:
     is_building = False
     for name, module, frame in _frames():
         if module.endswith(".loops.fit_loop"):
-            # ``advance`` runs a pass. ``setup_data`` builds loaders. ``run`` calls it after the checkpoint is restored,
-            # and other callers call it before.
+            # ``advance`` runs a pass. ``setup_data`` builds loaders. ``run`` calls ``setup_data`` after the checkpoint
+            # is restored, and other callers call it before.
             if name == "advance":
                 return frame.f_locals.get("self"), False
             is_building = name == "setup_data" or (is_building and name != "run")

@@ -83,8 +83,9 @@ class LocalFetcher:
         self._has_warned = False
         """Whether the warning about shared connections was logged."""
         self._has_warned_of_wait = False
+        """Whether the warning that no batch has come was logged."""
         self._digests: dict[str, str] | None = None
-        """Digests of what workers read, see `LocalDataset.digests`, when they were started. None if not compared."""
+        """`LocalDataset.digests` from the time when the workers were started. None if they are not compared."""
 
     def begin(self, requests: Iterator[BatchRequest]) -> tuple[_RequestSampler, Iterator[Any]]:
         """Start to fetch ``requests``. Return their sampler and torch's iterator over the answers.
@@ -159,7 +160,8 @@ class LocalFetcher:
             self._on_skips(answer.skips)
         if not self._is_checked:
             self._is_checked = True
-            # Check the batch here, because otherwise the first job with data hosts would fail. This copies nothing.
+            # Workers can send values that data hosts cannot. Warn of them now, because the script would otherwise fail
+            # in its first job with data hosts. This check copies nothing.
             self._dataset.warn_if_only_local(batch)
         return batch
 
@@ -283,6 +285,7 @@ class LocalBatches(Iterator[Any]):
             if self._answers is None:
                 self._sampler, self._answers = self._fetcher.begin(iter(self._plan))
             try:
+                # Until the first batch has come, log a warning if the wait is long, because forked workers may hang.
                 with self._fetcher.watched() if self._shared_bytes is None else nullcontext():
                     answer = next(self._answers)
             except DatasetError as error:
@@ -301,7 +304,7 @@ class LocalBatches(Iterator[Any]):
                 self.request = self._requests.in_flight[0]
                 if not isinstance(answer.content, Failure):
                     if self._shared_bytes is None:
-                        self._shared_bytes = shared_bytes(answer.content)[0]
+                        self._shared_bytes, _ = shared_bytes(answer.content)
                     return self._fetcher.unwrap(answer)
                 failure = _error_of_batch(answer.content)
         except BaseException as error:

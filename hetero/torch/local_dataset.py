@@ -220,7 +220,7 @@ class LocalDataset:
         if self._start_failure is not None:
             return self._start_failure
         try:
-            # _fetch_own copies the batch also in a worker, because torch sends it from another thread, and moves the
+            # A worker needs the copy that `_fetch_own` makes. torch sends the batch from another thread, and moves the
             # memory of its tensors into shared memory.
             batch = self._fetch_own(request, on_skips)
         except DatasetError as exc:

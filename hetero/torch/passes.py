@@ -57,6 +57,7 @@ class _Feed:
         # Load the state before anything else, because it decides where this pass begins.
         load_pending_state(pipeline)
         self._number, self._start, planned = pipeline.begin(pipeline.plan)
+        # The latest pass is now this one, which no tool consumes. So the loader knows its position again.
         pipeline.consumed_elsewhere = False
         kept = pipeline.prefetched.take(self._start, pipeline.shard())
         if kept is None:
@@ -217,6 +218,7 @@ class Pass(Iterator[Any]):
             raise
         assert request is not None
         timer.end_wait(self._feed.delivered(request, batch))
+        # Do this now, because the script may not call ``next`` again after the last batch.
         self._hand_over_source()
         return batch
 

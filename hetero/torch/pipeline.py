@@ -80,7 +80,7 @@ class Pipeline(LoaderPipeline):
         a rank that lacks one. None unless the latest pass yields the batches of all ranks, which accelerate shards."""
         self.stride: int | None = None
         """A tool consumes every n-th batch of a pass. This is n, None until it is known. See `ViewPass`."""
-        self._has_warned = False
+        self._has_warned = False  # whether the warning about samples or batches that are equal on all ranks was logged
         self.has_own_order = sampler_order is None
         # With a batch sampler, the option batch_size is None, but each element is a batch and not a single sample.
         self.collate = self.collate or (sampler_order is not None and sampler_order.is_batch_sampler)
@@ -164,7 +164,7 @@ class Pipeline(LoaderPipeline):
         Args:
             plan: Returns the batches of a pass from a start on.
         """
-        # The latest pass is left, so an epoch that the script has set on its sampler counts for this pass.
+        # Leave the pass before this one. Within a pass, an epoch that is set on the sampler is for the next pass.
         self.progress.leave()
         self.take_sampler_epoch()
         number, start = self.progress.begin()
@@ -308,8 +308,8 @@ class Pipeline(LoaderPipeline):
         if session is None or not session.options.profile:
             return self._open_source(requests)
         if self._profiler is None:
-            num_processes = 0 if session.remote else self.workers.num_workers
-            # Note what the data set's code opens, because workers that are forked later share its connections.
+            num_processes = 0 if session.remote else self.workers.num_workers  # 0 if endpoints fetch the batches
+            # As a decorator, the context notes what each call opens. Workers that are forked later share connections.
             measure = self.local.noting_files()(functools.partial(measure_here, lambda: self.local.built))
             profiler = LoaderProfiler(self, session, KeptBatches(), num_processes=num_processes, measure=measure)
             self._profiler = profiler.shared(session)
@@ -356,8 +356,8 @@ class Pipeline(LoaderPipeline):
             left=None if left is None else {"epoch": left[0], "sampler": left[1]},
             sampler_epoch=None if self.sampler_order is None else self.sampler_order.epoch,
             # The states of all ranks must be the same. But without padding, one rank's pass may have ended while
-            # another rank is in its last step. So the state then counts the pass as ended, unless it is a loaded state
-            # whose pass has not begun (``resumed``), which is the same on all ranks already.
+            # another rank is in its last step. So the state then counts the pass as ended. A loaded state whose pass
+            # has not begun (``resumed``) needs no such change, because it is the same on all ranks already.
             completed=position.completed or (self.progress.resumed is None and self._may_end_unevenly()),
             num_samples=facts.num_samples if position.num_samples is None else position.num_samples,
             sampler_length=None if self.sampler_order is None else position.sampler_length or self.sampler_order.length,
@@ -388,7 +388,7 @@ class Pipeline(LoaderPipeline):
         """
         state = LoaderState.from_dict(value)
         here = self.facts()
-        self._with_new_length(state, here).check_fits(here)
+        self._with_new_length(state, here).check_fits(here)  # a data set may grow between two epochs
         for doubt in state.doubts(here):
             logger.warning("loader %s: the loaded state is of %s", self.name, doubt)
         self.progress.resume(state)

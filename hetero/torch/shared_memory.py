@@ -59,13 +59,14 @@ def why_too_small(batch: Any, num_prefetched: int, num_workers: int) -> str | No
     shared memory. The free part does not count for them, because other processes may release memory before they arrive.
     This batch alone must fit into the free part, because it is sent now.
 
+    Without these checks, a worker would end by SIGBUS, or the trainer would hang. A container has only 64 MiB of
+    ``/dev/shm`` by default.
+
     Args:
         batch: A worker's batch that is about to be sent.
         num_prefetched: Batches that wait in shared memory while the trainer is in a step. 0 skips the first check.
         num_workers: Workers that make these batches.
     """
-    # A container has only 64 MiB of /dev/shm by default. If /dev/shm is full, a worker ends by SIGBUS, or the trainer
-    # hangs.
     num_bytes, num_absent = shared_bytes(batch)
     room, free = _room_and_free()
     # No part of the batch goes through shared memory, or the size of shared memory is not known.

@@ -220,7 +220,7 @@ class ViewPass:
         pipeline, chosen = self._pipeline, (batch.number, stride, int(self._all_ranks))
         # A number of at least n means that the tool has skipped batches.
         adds_next = is_first and batch.number < stride and pipeline.adds_next_epochs
-        kept = pipeline.prefetched.take(self._start, pipeline.shard(), chosen) if adds_next else None
+        kept = pipeline.prefetched.take(self._start, pipeline.shard(), selection=chosen) if adds_next else None
         if kept is None:
             # Batches that were kept for a pass with another start or other places will not be used.
             pipeline.prefetched.discard()

@@ -56,8 +56,8 @@ def make_certificates(
         raise ConfigError(f"--days is {days}; expected 1 to {_MAX_DAYS}")
     names = [f"{host}.{kind}" for host in hosts for kind in ("pem", "key")]
     _check(folder, hosts, ["ca.pem", *names])
-    # Make everything in memory before the first file is written. A call that was killed midway once left the
-    # authority's key in its scratch folder.
+    # Make everything in memory before the first file is written. In an earlier version, a call that was killed
+    # midway left the authority's key in its scratch folder.
     now = dt.datetime.now(dt.timezone.utc)
     begin, end = now - _EARLIER, now + dt.timedelta(days=days)
     authority = _Authority.new(begin, end)
@@ -126,7 +126,11 @@ class _Authority:
             (x509.BasicConstraints(ca=True, path_length=0), True),
             (_usage(signs_certificates=True), True),
         ]
-        return cls(key, _signed("hetero job", key, "hetero job", key, begin, end, extensions))
+        # The authority signs its own certificate.
+        signed = _signed(
+            "hetero job", key, issuer="hetero job", issuer_key=key, begin=begin, end=end, extensions=extensions
+        )
+        return cls(key, signed)
 
     def issue(self, host: str, begin: dt.datetime, end: dt.datetime) -> tuple[EllipticCurvePrivateKey, Certificate]:
         """Return the key and the certificate of a host."""
@@ -150,7 +154,10 @@ class _Authority:
             # A strict check, such as `openssl verify -x509_strict`, needs the id of the key that signed.
             (x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), False),
         ]
-        return key, _signed("hetero host", key, "hetero job", self.key, begin, end, extensions)
+        signed = _signed(
+            "hetero host", key, issuer="hetero job", issuer_key=self.key, begin=begin, end=end, extensions=extensions
+        )
+        return key, signed
 
 
 def _new_key() -> EllipticCurvePrivateKey:

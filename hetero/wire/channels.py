@@ -80,8 +80,8 @@ def client_options() -> tuple[Option, ...]:
         # this time, each other host has to connect, and learn why the job has failed.
         ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.max_reconnect_backoff_ms", 1_000),
-        # This option also limits one connection attempt. With the default of 20 s, a host that drops packets is noticed
-        # late.
+        # gRPC also uses this option as the time limit of one connection attempt, so it may be larger than the option
+        # above. With the default of 20 s, a host that drops packets is noticed late.
         ("grpc.min_reconnect_backoff_ms", 5_000),
         # Otherwise http_proxy and similar variables lead connections between hosts of the job through a proxy (grpc
         # issues 9989, 11896, 15942).
@@ -157,6 +157,7 @@ def open_channel(target: str, *, name: str, tls: Tls | None) -> grpc.Channel:
     if tls is None:
         return grpc.insecure_channel(target, options=client_options())
     authority, certificate, key = tls.reveal()
+    # gRPC must look for the host's name in the certificate, and not for the numeric address.
     return grpc.secure_channel(
         target,
         grpc.ssl_channel_credentials(authority, key, certificate),

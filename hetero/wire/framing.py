@@ -117,10 +117,12 @@ class EncodedBatch:
             structure=structure,
             payload_bytes=self.nbytes,
             checksum=hasher.intdigest(),
-            num_queued=num_queued,
+            num_queued=num_queued,  # the load of this endpoint, by which readers choose endpoints
             skips=skipped,
             num_parts=num_parts,
         )
+        # The digest tells the receiver which request this answers. The checksum cannot, because it covers only the
+        # batch, so it is also right in the answer to another request.
         self._request_digest = _digest(request)
 
     def compress(self, name: str) -> None:
@@ -287,6 +289,7 @@ class BatchDecoder:
         if part == "refusal":
             raise _refused(answer.refusal)
         self._take_header(answer.header)
+        # A batch without payload is complete now.
         self._check_end()
 
     @property
@@ -388,7 +391,7 @@ class BatchDecoder:
         for size, raw_size in zip(sizes, expected, strict=True):
             if size >= raw_size:  # such a block would have been sent uncompressed
                 raise ProtocolError(f"a compressed block has {size} bytes, expected less than its {raw_size} of data")
-            if size:
+            if size:  # 0 for a block that is not compressed
                 self.saved_bytes += raw_size - size
         self._blocks = BlockReader(self._codec, sizes)
 

@@ -161,7 +161,7 @@ _decode_kept = functools.lru_cache(maxsize=256)(_decode)
 
 
 def _leaf_shape(message: pb.Leaf) -> LeafShape:
-    """Return the shape in a message. `LeafShape.check` checks it later, except for the number of dimensions."""
+    """Return the shape in a message. Check only the number of dimensions. `LeafShape.check` does the other checks."""
     shape, strides = tuple(message.shape), tuple(message.strides) if message.strides else ()
     # Bound the numbers before anything is computed from them. NumPy and torch have 64 dimensions at most.
     if (ndim := max(len(shape), len(strides))) > 64:

@@ -29,10 +29,10 @@ _WIDTH = 120
 TITLE = "# Reliability: what is promised"
 INTRODUCTION = """\
 `make reliability` wrote this page from a run of the tests on {machine}. Tests with the mark of a row show its promise:
-`grep -rn '"F3"' tests` finds those of F3. They do not assert every number of a promise, because the speed of machines
-changes. Do not take measured times for promises. They come from runs with time scaled down (`HETERO_TIME_SCALE`, leases
-never below 3 s), and a range is over the variants of a test. `benchmarks/bench_unauthenticated.py` measures the
-throughput that A9 promises.
+`grep -rn '"F3"' tests` finds those of F3. The tests do not assert every number of a promise, because the speed of
+machines changes. Measured times are not promises. The tests scale time down (`HETERO_TIME_SCALE`, leases never below
+3 s). A range of times covers the variants of a test. `benchmarks/bench_unauthenticated.py` measures the throughput that
+A9 promises.
 """
 OUTCOMES = ("passed", "failed", "skipped")
 HEADINGS = {"faults": "Faults", "attacks": "Attacks"}

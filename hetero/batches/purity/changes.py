@@ -36,9 +36,9 @@ def own_changes(found: Reach) -> set[str]:
             is_outside = is_global(variable, function)
             for place in found.places.values():
                 if place.function_code is None:
-                    # A global has the module's namespace as owner, which is a dict. Otherwise the owner is a class. The
-                    # class of ``self`` is not known, so ``self.count += 1`` may change the attribute ``count`` of any
-                    # class.
+                    # A global has the module's namespace as owner, which is a dict. Otherwise the owner is a class.
+                    # ``settings.COUNT += 1`` may change the global COUNT of an imported module. The class of ``self``
+                    # is not known, so ``self.count += 1`` may change the attribute ``count`` of any class.
                     is_attribute = place.name in attributes and (is_outside or isinstance(place.owner, type))
                     is_module_global = is_outside and place.name == variable and isinstance(place.owner, dict)
                     is_own = is_attribute or is_module_global

@@ -115,6 +115,7 @@ class GlobalsReader:
         """Read as `read` does. May raise what the user's objects raise."""
         reached = reach(self._roots)
         found: dict[str, GlobalValue] = {}
+        # Leave out globals that the data set's code assigns, or has changed here. They are caches and counters.
         changed_by_dataset = reached.stored | self._changed_here
         # `_noted` has the values of all globals under an empty name, and those in functions under the data set's name.
         noted = {**_noted.get("", {}), **_noted.get(self._name, {})}

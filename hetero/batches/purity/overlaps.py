@@ -77,7 +77,7 @@ def _part(torch_data: Any, dataset: Any) -> tuple[tuple[str, bytes], npt.NDArray
 
     Two data sets with the same lists, arrays and paths count as the same. Transforms do not count, because training and
     validation with different transforms may still use the same files. Numbers and text may be options, which may
-    also differ between training and validation. So numbers and text count only if the data set has no lists, arrays and
+    also differ between training and validation. So numbers and text count only if the data set has no lists, arrays or
     paths.
 
     Raises:
@@ -90,6 +90,7 @@ def _part(torch_data: Any, dataset: Any) -> tuple[tuple[str, bytes], npt.NDArray
     if indices.dtype.kind not in "iu":
         raise TypeError(f"indices of type {indices.dtype}")
     attributes = sorted(vars(dataset).items()) if hasattr(dataset, "__dict__") else [("", dataset)]
+    # `_ends` returns None for transforms, numbers, and text that is no path.
     contents = [(name, ends) for name, value in attributes if (ends := _ends(value)) is not None]
     contents = contents or [(name, value) for name, value in attributes if isinstance(value, str | int | float)]
     name = f"{len(dataset)} samples ({type_name(type(dataset))})"

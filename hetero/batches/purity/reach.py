@@ -170,7 +170,7 @@ class _Walk:
     def _visit(self, value: Any, depth: int) -> None:
         """Record the code and names of a value, and push the values that it leads to."""
         if isinstance(value, ModuleType):
-            # `_scan` visits the names of the module that the code reads.
+            # Do not follow all names of a module. `_scan` follows those that the code reads.
             return
         if isinstance(value, FunctionType):
             self._visit_function(value)

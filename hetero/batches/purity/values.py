@@ -126,7 +126,7 @@ class _Digest:
         if known is not None:
             return known[0]
         # Set a placeholder, because the value may hold itself. The placeholder is the number of visited objects, which
-        # is the same in every process.
+        # is the same in every process. Keep the value too, because a new object could get the id of a freed one.
         self._known[id(value)] = b"%d" % len(self._known), value
         self._depth += 1
         try:
@@ -205,7 +205,7 @@ def _encoded(text: str) -> bytes:
 
 
 def _parts(value: Any) -> list[Any]:
-    """Return the code and values of a function, or the attributes of an object."""
+    """Return the code and values of a function, the name of a class or module, or the attributes of an object."""
     if isinstance(value, FunctionType):
         cells = []
         for cell in value.__closure__ or ():

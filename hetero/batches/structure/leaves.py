@@ -233,8 +233,8 @@ def tensor_leaf(torch: Any, tensor: Any, max_bytes: int) -> Leaf:
         max_bytes: Limit on the size of the leaf.
 
     Raises:
-        Unsendable: If the tensor is not dense, is on an accelerator, requires a gradient, has another dtype, or is too
-            large.
+        Unsendable: If the tensor is sparse or nested, is on an accelerator, requires a gradient, has a dtype that
+            cannot be sent, or is too large.
     """
     if tensor.layout is not torch.strided or tensor.is_nested:
         raise Unsendable(NESTED_ADVICE)
@@ -378,6 +378,7 @@ def restore(leaf: Leaf) -> Any:
         raise ProtocolError(f"a leaf has {problem}")
     if leaf.container == "tensor":
         return _restore_tensor(leaf)
+    # Dates and text of fixed length have NumPy's own names.
     dtype = _NUMPY.get(leaf.dtype) or np.dtype(leaf.dtype)
     # `frombuffer` rejects empty data.
     if not leaf.nbytes:

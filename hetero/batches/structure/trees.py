@@ -131,7 +131,7 @@ def is_plain(sample: Any) -> bool:
 
     A plain sample stays exactly the same when it is sent. Therefore a value is plain only if its type is exactly one of
     these types, and no subclass. A tensor must not have other attributes. An array must be writable, and its elements
-    must fill its memory without gaps. Records and sets may be in a batch, but they are not plain: a record may have
+    must fill its memory without gaps. Records and sets may be in a batch, but they are not plain. A record may have
     more attributes than fields, and the items of a set may arrive in another order.
     """
     torch = imported("torch")
@@ -154,7 +154,7 @@ def is_plain(sample: Any) -> bool:
             return all(type(key) in _SCALARS and is_plain_part(item, depth + 1) for key, item in value.items())
         return False
 
-    return is_plain_part(sample, 0)
+    return is_plain_part(sample, depth=0)
 
 
 def _is_dense(array: Any) -> bool:

@@ -60,7 +60,8 @@ def _run(namespace: argparse.Namespace) -> int:
                 return ExitCode.OK
             platform, cluster = joined
         return launch(options, cluster, platform=platform)
-    # Write the failure file here, because no other code writes it before this host's part has begun.
+    # Write the failure file here, because no other code writes it before this host's part has begun. Without the
+    # platform's folder, this host is outside of a platform, and nothing would read the file.
     except HeteroError as error:
         if platform.folders.root.is_dir():
             write_failure(platform.folders.failure, cause_of(error, socket.gethostname()))

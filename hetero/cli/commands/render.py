@@ -37,7 +37,8 @@ def add(commands: Subparsers) -> None:
     platforms = parser.add_subparsers(title="platforms", dest="rendered", required=True, metavar="PLATFORM")
     for platform in rendered_platforms():
         about = platform.renders
-        # The --spot of this command replaces that of hetero launch, which needs a price.
+        # The --spot of this command replaces that of hetero launch, which needs a price. The conflict handler allows
+        # the replacement.
         own = platforms.add_parser(
             platform.name, allow_abbrev=False, conflict_handler="resolve", help=about, description=f"Writes {about}."
         )
@@ -94,6 +95,7 @@ def _run(platform: type[Platform], namespace: argparse.Namespace) -> int:
         raise ConfigError(f"--hours {namespace.hours:g}: expected a number above 0, at most 10000")
     # Platforms allow only short names of lower-case letters, digits and dashes.
     label = re.sub(r"[^a-z0-9-]+", "-", script_label(options.script, is_module=options.module).lower()).strip("-")
+    # Only the command for Slurm has `separate_steps`, and the commands for the other platforms have `image`.
     request = make_request(
         groups,
         options.roles,
@@ -161,9 +163,11 @@ def _setting(name: str, texts: Sequence[str], groups: Sequence[StatedGroup]) -> 
     found: dict[str, str] = {}
     for text in texts:
         group, _, value = text.partition(":")
-        # Without the name of a group before it, the colon belongs to the value.
+        # Without the name of a group before it, the colon belongs to the value. A setting of the whole job names no
+        # group.
         if group not in group_names or name in _JOB_SETTINGS:
             group, value = "", text
+        # A directive of Slurm has the value without quotes.
         if not value or not value.isprintable() or any(character in value for character in "\"'\\ "):
             raise ConfigError(f"--{name} {text!r:.80}: expected a word without quotes and spaces")
         if group in found:

@@ -77,6 +77,7 @@ def _run(namespace: argparse.Namespace) -> int:
     vcpus = {name: whole_number("--vcpus", count) for name, count in pairs("--vcpus", namespace.vcpus, "TYPE=N")}
     if namespace.request is not None:
         simulate_request = extensions.find(extensions.REQUESTS, "simulate")
+        # The job must not wait until its log lines are written, see `_ordered_lines`.
         with _ordered_lines():
             return int(simulate_request(namespace, data=channels, vcpus=vcpus))
     if namespace.source_dir is not None or namespace.through is not None:

@@ -65,6 +65,7 @@ class JobSet(Pod):
                 "a group with the name of each replicated job",
                 f"write {own_job!r:.80} for {guess!r}" if guess else "correct the variable",
             )
+        # A manifest may lack this variable, because each group has the job index 0.
         if self._index("JOB_INDEX", default="0") != 0:
             raise self._error(
                 f"JOB_INDEX is {self.environ['JOB_INDEX']:.20}, so the replicated job has several replicas",

@@ -97,7 +97,7 @@ class Vertex(Platform):
         return f"vertex-{number}" if number else ""
 
     def _types(self, spec: Mapping[str, Any]) -> dict[str, str]:
-        """Return the machine type of each pool, and the number of accelerators that the job states for it."""
+        """Return the instance type of each pool: its machine type, with +GPU:N if the job states N accelerators."""
         job = spec.get("job")
         try:
             content = _mapping(json.loads(job) if isinstance(job, str) else job)

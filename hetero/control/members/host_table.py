@@ -84,6 +84,7 @@ class HostTable:
         if self._local_news is not None and now_s <= self._news_valid_until_s:
             return self._local_news
         # Without a further message, the values change when the next lease ends. Leases in the past have ended already.
+        # A host that was never heard has no lease.
         ends_s = (peer.last_heard_s + self._timings.lease_s for peer in self._peers.values() if peer.status is not None)
         self._news_valid_until_s = min((end_s for end_s in ends_s if end_s >= now_s), default=math.inf)
         finals = tuple((peer.has_our_final, peer.has_left) for peer in self._peers.values())
@@ -157,9 +158,9 @@ class HostTable:
     def missing(self, role: Role, *, at_least: HostState) -> list[tuple[str, str]]:
         """Return (host, last news about it) for each other host of ``role`` that has not reached ``at_least``.
 
-        Hosts that have joined are never missing. If any host is not optional, the optional hosts are not missing. If
-        all are optional, the job needs only one of them to serve. All are missing until one does. At the end of the
-        job, when ``at_least`` is DRAINING or later, each optional host counts.
+        Hosts that have joined are never missing. If only some hosts are optional, these are not missing. If all hosts
+        are optional, the job needs only one of them to serve. All are missing until one serves, and then none is. At
+        the end of such a job, when ``at_least`` is DRAINING or later, each host is missing by its own state.
         """
         others = [host for host in self.hosts(role) if host != self.own.host and host not in self.joined_hosts.present]
         missing = [host for host in others if self._state(host).value < at_least.value]

@@ -65,9 +65,11 @@ class Membership(HostTable):
         super().__init__(members, own, timings=timings, clock=clock)
         self._started_s = clock()
         self._check_s = self._started_s
+        """Time of the next check of the leases."""
         self._max_restarts = max_restarts
         self._needs_data_hosts = needs_data_hosts
         self._failures: list[tuple[float, Cause]] = []
+        """Each failure with the time of its arrival, the first one first."""
         self.past_ranks = PastRanks()
 
     # Inputs
@@ -244,8 +246,8 @@ class Membership(HostTable):
         if not self._needs_data_hosts or peer.member.host in self.joined_hosts.present or self.endpoints():
             return False
         # The failure ends the job if all planned data hosts are optional, and all have failed before one has served.
-        # Then no host is left to compute batches. This host itself is not in `_peers`, and has not failed if it is a
-        # data host.
+        # Then no host is left to compute batches. If this host itself is a data host, it is left, because it has not
+        # failed. It is not in `_peers`.
         spare = [host for host in self.hosts(Role.DATA) if host not in self.joined_hosts.present]
         return all(
             host in self._peers
@@ -270,7 +272,7 @@ class Membership(HostTable):
         Args:
             peer: The peer.
             status: First status of the new launcher.
-            had_served: Whether the peer had endpoints before this status.
+            had_served: Whether the peer had endpoints before this status. ``peer.has_served`` counts this status too.
         """
         found = list(differences(status, self.own))
         peer.objection = ""
@@ -349,7 +351,8 @@ class Membership(HostTable):
             self._decide_for_all(now, since_first_s)
         elif self.own.failure is not None:
             # An arbiter decides after one lease at the latest. If its decision has not arrived by then, do not wait any
-            # longer, because the arbiter rejects this host. Without a living trainer host there is no arbiter.
+            # longer, because the arbiter rejects this host. Without a living trainer host, there is no arbiter whose
+            # decision could arrive.
             has_arbiter = self.arbiter is not None
             patience_s = self._timings.lease_s + self.SETTLE_S if has_arbiter else self._timings.heartbeat_s
             if since_first_s > patience_s:

@@ -87,6 +87,7 @@ class Registrar:
             self._wait(lambda: len(self._hosts) == self._num_hosts, timeout_s, show, self._missing)
             if len(self._hosts) < self._num_hosts:
                 raise ClusterError(f"still missing after {timeout_s:.0f} s: {self._missing()}")
+            # This host itself fetches nothing, so wait for one host less.
             self._wait(lambda: len(self._fetched) == self._num_hosts - 1, CALL_TIMEOUT_S, show, self._unfetched)
             if len(self._fetched) < self._num_hosts - 1:
                 logger.warning("%s; the launcher will answer them", self._unfetched())
@@ -103,6 +104,7 @@ class Registrar:
             "Join": grpc.unary_unary_rpc_method_handler(
                 self._on_join, response_serializer=lambda reply: reply.SerializeToString()
             ),
+            # Hosts that have the description already send heartbeats to this port.
             "Heartbeat": grpc.unary_unary_rpc_method_handler(_on_heartbeat),
         }
         server = security.control_server(self.access, handlers, num_peers=self._num_hosts)

@@ -306,8 +306,8 @@ class RankSession:
         """Adopt the endpoints, a request to stop, and the stop point of an update."""
         # An entry without an endpoint is a host in service, see `Hub._rank_update`.
         entries = update.endpoints
-        present = (entry for entry in entries if entry.HasField("endpoint"))
-        records = [record_of(EndpointRecord, entry.endpoint, entry) for entry in present]
+        with_endpoint = (entry for entry in entries if entry.HasField("endpoint"))
+        records = [record_of(EndpointRecord, entry.endpoint, outer=entry) for entry in with_endpoint]
         hosts = [entry.host for entry in entries if not entry.HasField("endpoint")]
         self.directory.replace([record for record in records if record.kind == BATCHES], hosts=hosts)
         self.tf_servers.replace([record for record in records if record.kind != BATCHES], hosts=hosts)
@@ -319,7 +319,7 @@ class RankSession:
             self._changed.notify_all()
         if update.stop_requested:
             self._late_stop.request()
-            self._report_now.set()
+            self._report_now.set()  # the decision where to stop needs this rank's vote
 
     def _report_regularly(self) -> None:
         """Report at intervals, and at once after a request to stop. Runs on a thread."""
@@ -345,7 +345,7 @@ class RankSession:
         if finished and self.stop_failure is not None:
             failure = self._cause(self.stop_failure.summary, self.stop_failure.detail, ExitCode.SCRIPT_FAILED)
         with self._changed:
-            # ``stop_vote`` promises that check_stop() begins no further step until the decision arrives.
+            # Read vote and steps under one lock. A vote promises that check_stop() begins no step before the decision.
             reported = self._reported()
             report = RankReport(
                 rank=self.rank,

@@ -286,7 +286,7 @@ def _candidate(
     ended = [each for each in planned if each.cluster == cluster and each.run.run_id in results]
     reports = {each.run.run_id: report for each in ended if (report := results[each.run.run_id].report) is not None}
     # If simulated hosts have the speed of this machine, the report of the run has an objection to its cost. The times
-    # are then those of the cluster only if the user says that this machine is as fast as each of its types.
+    # are then those of the cluster only if the user says that this machine is as fast as each type of its hosts.
     objections = dict.fromkeys(report.cost.objection for report in reports.values() if report.cost.objection)
     unlike_types = " and ".join(kind for kind in _types_of(cluster) if kind not in request.as_fast_as)
     has_cost = ended and not (objections and unlike_types)
@@ -299,6 +299,7 @@ def _candidate(
         groups=cluster.groups,
         points=tuple(_point(each, results[each.run.run_id], by_samples=request.by_samples) for each in ended),
         hourly_usd=executor.hourly_usd(ended[0].run) if has_cost else None,
+        # The canaries ran on this machine, so its caches count.
         cache_bytes=level_2_bytes(),
         notes=tuple(notes),
     )

@@ -121,7 +121,7 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
     if any(point.fraction <= 0 for point in candidate.points):
         raise ConfigError("a canary run has a fraction of 0; expected more than 0")
     finished = [point for point in candidate.points if not point.failure]
-    # A refusal with an empty figure, as each of these has, is about all figures.
+    # Each of these refusals has an empty figure, so it is about all figures.
     refusals = check_script(candidate.points)
     usd = np.empty(0)
     lacked_memory = any(ran_out_of_memory(point, candidate.memory_limit_bytes) for point in candidate.points)
@@ -135,11 +135,11 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
         all_refusals = (*other_refusals, Refusal(rule="too-few", figure="", reason=reason))
         refused = replace(candidate, figures=(), refusals=all_refusals, out_of_memory=1.0 if lacked_memory else None)
         return Forecast(refused, usd)
-    # Forecast the figures.
     model = _Model(candidate, finished, options)
     time_s = model.time()
     figures = [model.figure("time", "s", time_s, fixed=model.fixed_s, points=[point.wall_s for point in finished])]
     if candidate.hourly_usd is not None:
+        # The price of one second times the draws of the time.
         usd = np.asarray(cost.job_cost_usd(candidate.hourly_usd, wall_s=1.0) * time_s)
         figures.append(model.figure("cost", "USD", usd))
     figures += model.utilisation("CPU", "cpu_percent_mean", "cpu_percents")
@@ -161,7 +161,7 @@ def forecast(candidate: Candidate, options: ForecastOptions | None = None) -> Fo
     refusals += check_cache(finished, data_bytes=candidate.data_bytes, memory_bytes=candidate.memory_limit_bytes)
     refusals = [refusal for refusal in refusals if refusal.rule not in options.accept]
     if "noise" not in options.accept:
-        # Skip figures that have a refusal: if a line does not hold, the width of its interval says nothing. Skip the
+        # Skip figures that have a refusal. If a line does not hold, the width of its interval says nothing. Skip the
         # cost too, because its interval is as wide as the interval of the time, which is checked.
         skipped = {"cost", *(refusal.figure for refusal in refusals)}
         refusals += [refusal for figure in figures if figure.name not in skipped for refusal in check_figure(figure)]
@@ -255,7 +255,7 @@ class _Model:
             for name in self._step_loaders()
         }
         self.has_steps = bool(works)
-        # Steps of a loader whose samples grow show that the time grows, also if the noise hides it.
+        # If the samples of a loader grow, the time of its steps grows too, even if the noise hides this.
         has_growing_loader = any(not is_fixed_loader(each, self.fractions) for each in works.values())
         self.refusals += check_line("time", script_line, self._points, must_grow=not has_growing_loader)
         outside = self._outside()
@@ -364,13 +364,13 @@ class _Model:
         return line.run_draws
 
     def _shares(self, works: Sequence[LoaderWork]) -> tuple[list[float], list[float]]:
-        """Return the share of the whole job's measured steps that each run has, and the share of the samples in them.
+        """Return each run's share of the measured steps of the whole job, and its share of the samples in these steps.
 
         Measured steps are all but the warm-up, which has as many steps in the whole job as in a canary run.
         """
         batch_samples = max(work.batch_samples for work in works)
         num_warmup = statistics.median(work.num_steps - work.num_steps_measured for work in works)
-        # Samples of the whole job, then its measured steps and their samples.
+        # Estimate the samples of the whole job, its measured steps, and the samples in these steps.
         whole_samples = statistics.fmean(
             work.num_samples / fraction for work, fraction in zip(works, self.fractions, strict=True)
         )
@@ -400,8 +400,7 @@ class _Model:
         used_s = [mean / 100 * seconds for mean, seconds in zip(means, growing_s, strict=True)]
         whole_s = np.maximum(self._growing_s, 1e-3)
         whole_used_s = fit_ratio(growing_s, used_s, whole_s, self._random, noise=_CPU)
-        # Most steps of a canary are among the first steps of the job. The whole job may use the CPUs a little more or
-        # less.
+        # A canary shows mostly the first steps of the job. Later steps may use the CPUs a little more or less.
         whole_used_s = whole_used_s * np.exp(_CPU_DRIFT * self._random.standard_normal(len(whole_used_s)))
         figures = [self.figure(f"{what} mean", "%", 100 * whole_used_s / whole_s, points=means)]
         values = [getattr(point.resources, values_name) for point in self._points]
@@ -451,8 +450,8 @@ class _Model:
 
         Such a value is between the base (the memory before the part that grows) and the peak. Its share of this range
         is 0 at the base and 1 at the peak. A short run grows most of the time, and a long run is at its peak most of
-        the time. So the share is larger in a long run. The seconds that a run lacks are (1 - share) times its time.
-        They grow less than its time. A line with a fixed part forecasts them, and the share of the whole follows.
+        the time. So the share is larger in a long run. The lack of a run is (1 - share) times its time. The lack grows
+        less than the time. A line with a fixed part forecasts the lack, and the share of the whole follows.
 
         Args:
             peak_draws: Draws of the peak in the whole.

@@ -340,9 +340,9 @@ class _Normal(Posterior):
         return float(self.best[-1]) / max(error, 1e-300)
 
     def draw(self, num: int, random: np.random.Generator) -> tuple[Array, Array, Array]:
-        """Return draws of the fixed part, of the growing part of the whole, and of phi, the scale of the noise.
+        """Return draws of a (the fixed part), b (the growing part of the whole) and phi (the scale of the noise).
 
-        No part is negative.
+        Neither a nor b is negative.
         """
         found: list[tuple[Array, Array]] = []
         num_left = num
@@ -354,7 +354,7 @@ class _Normal(Posterior):
             if num_left <= 0:
                 break
         has_both = self._columns is Columns.BOTH
-        # If nearly all draws of a single part are negative, the part is near zero. Take the best value instead.
+        # In a model with one part, the part is near zero if nearly all draws are negative. Take the best value instead.
         if num_left > 0 and not has_both:
             best = np.maximum(0.0, np.tile(self.best, (num_left, 1)))
             found.append((best, self.draw_phis(num_left, random)))
@@ -362,7 +362,8 @@ class _Normal(Posterior):
         zeros = np.zeros(len(betas))
         fixed = zeros if self._columns is Columns.GROWING else betas[:, 0]
         growing = zeros if self._columns is Columns.FIXED else betas[:, -1] * self._growing_at_whole
-        # If one of the two parts is negative in nearly all draws, the smaller part is zero. Draw the larger part alone.
+        # In a model with both parts, the smaller part is zero if nearly all draws have a negative part. Draw the larger
+        # part alone.
         if num_left > 0 and has_both:
             larger_alone = self._with_columns(Columns.GROWING if self.best[0] <= self.best[1] else Columns.FIXED)
             rest = larger_alone.draw(num_left, random)

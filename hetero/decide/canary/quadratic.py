@@ -40,6 +40,7 @@ def quadratic_bound(
     # All columns are 1 at the centre of the fractions, so they have about the same size.
     centre = float(np.exp(np.mean(np.log(xs))))
     design = np.stack([np.ones(len(xs)), xs / centre, (xs / centre) ** 2], axis=1)
+    # As in `fit_line`, the noise has a part in proportion to the figure, and an absolute part.
     posterior = Posterior(design, ys, variances=ys**2 + (noise.absolute / noise.relative) ** 2, noise=noise)
     # Leave out draws with a negative part, because no part of a time is negative.
     parts, _ = posterior.draw_positive(_NUM_DRAWS, random)

@@ -178,8 +178,8 @@ def check_cpu_cache(
     if cache_bytes is None:
         return []
     span_begin_bytes, span_end_bytes = _FAST_TO * cache_bytes, _SLOW_FROM * cache_bytes
-    # The growth must be certain. Memory that varied by 3 MB between the runs was once extrapolated to 107 MB, so a
-    # right forecast was refused.
+    # The growth must be certain, so its least value must exceed the smallest size that is refused below. Memory that
+    # varied by 3 MB between the runs was once extrapolated to 107 MB, so a right forecast was refused.
     if least_held_bytes <= _CACHE_RATIO * span_begin_bytes:
         return []
     # A run without a measured use counts as busy.

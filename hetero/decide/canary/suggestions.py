@@ -35,7 +35,9 @@ _BY_RULE = {
 
 
 def suggestion(points: Sequence[CanaryPoint], refusals: Sequence[Refusal]) -> str:
-    """Return what more canaries would tell. Without a refusal, it is about two runs that take ten minutes together.
+    """Return what more canaries would tell.
+
+    Without a refusal, the text is about two runs that take ten minutes together.
 
     Args:
         points: The finished runs.

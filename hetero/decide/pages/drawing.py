@@ -132,8 +132,8 @@ def plain_ticks(axis: Axis, text_of: Callable[[float], str] = "{:g}".format) -> 
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     low, high = sorted(axis.get_view_interval())
-    # Take the first steps with enough ticks. With one fixed set, an axis whose ends differ by a factor of four to six
-    # had only two.
+    # Take the first steps with enough ticks. With one fixed set of steps, an axis had only two ticks if its ends
+    # differed by a factor of four to six.
     for steps in _TICKS:
         locator = LogLocator(subs=steps)
         if sum(low <= value <= high for value in locator.tick_values(low, high)) >= _MIN_TICKS:
@@ -163,7 +163,7 @@ def svg_of(axes: Axes, tips: Mapping[str, str] | None = None) -> str:
         # Switch mathematics off, because the user's names of metrics and levels may have a $.
         text.set_parse_math(False)
         text.set_text(printable(text.get_text(), keep="\n"))
-    # Texts of ticks are also made while the figure is drawn.
+    # Some texts of ticks are made only while the figure is drawn, so switch mathematics off for new texts too.
     with (
         mpl.rc_context({"svg.hashsalt": "hetero", "svg.fonttype": "none", "text.parse_math": False}),
         warnings.catch_warnings(),

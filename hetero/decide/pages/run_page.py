@@ -31,7 +31,7 @@ def run_page(report: Report) -> str:
         [
             _title(report, kind, report.verdict.advice),
             figures_html(list(_run_cells(report))),
-            *_body(runs, None),
+            *_body(runs, comparison=None),
         ],
     )
 

@@ -72,11 +72,11 @@ class Finals:
             self._simulate(entry)
         self._try_neighbours(self._follow(ordered))
         simulated = sorted(self._simulated.values(), key=lambda entry: entry.cost)
-        # 3. Make long timelines in this order, until they have `_MAX_LONG_BATCHES` batches together. The best candidate
-        # of each kind comes first, because `simplest` compares the kinds, so each kind needs a long timeline.
+        # 3. Make long timelines of finalists. Without these, choices were worse in parts of bench_planner. Make them in
+        # this order, until they have `_MAX_LONG_BATCHES` batches together. The best candidate of each kind comes first,
+        # because `simplest` compares the kinds, so each kind needs a long timeline.
         finalists = list(dict.fromkeys([*_best_of_each(simulated), *simulated]))
         max_cost = simulated[0].cost * (1 + _FINAL_MARGIN)
-        # In parts of bench_planner, the choices were worse without long timelines of the finalists.
         max_batches = self._model.timelines.num_batches + _MAX_LONG_BATCHES
         compared = [
             self._simulate(entry, is_long=True)
@@ -107,7 +107,7 @@ class Finals:
         """
         candidate, key = entry.candidate, identity(entry.candidate)
         if key not in self._simulated or is_long:
-            # The prediction below uses the longest timeline that was made before.
+            # Make the long timeline now. The prediction below uses the longest timeline that was made so far.
             if is_long:
                 self._model.timelines.step_s(candidate, is_long=True)
             (prediction,) = self._model.predict([candidate])

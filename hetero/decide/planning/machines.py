@@ -86,7 +86,8 @@ def menu_of(
         spot_usd: Spot prices by type in USD per hour. Each adds a second machine of the type.
 
     Raises:
-        ConfigError: If a type or its price or vCPUs are unknown, or if all prices are.
+        ConfigError: If a named type, its price or its vCPUs are unknown. Without names, if no type has a known price
+            and known vCPUs.
     """
     spot_usd = spot_usd or {}
     spot_infos = [_with_vcpus(catalogue, name) for name in spot_usd]

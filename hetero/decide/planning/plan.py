@@ -37,8 +37,8 @@ def make_plan(profile: Profile, catalogue: Catalogue, options: PlanOptions | Non
         options: Menu, goal and limits. None means the lowest cost.
 
     Raises:
-        ConfigError: If a type or price is missing, the profile is of another type than the trainer hosts or of too few
-            or too disturbed steps, or no cluster satisfies the limits.
+        ConfigError: If a type or price is missing, or no cluster satisfies the limits. Also if the profile is of
+            another type than the trainer hosts, has too few steps, or other work disturbed its steps too much.
     """
     # Check the figures and the options.
     options = options or PlanOptions()

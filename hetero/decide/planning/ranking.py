@@ -93,7 +93,7 @@ class Ranking:
 
         The first candidate of the first call is the baseline.
         """
-        # All data hosts of a job have the same number of endpoints.
+        # A job states one number of endpoints for all its data hosts.
         candidates = map(self._model.with_common_endpoints, candidates)
         # Use the identities of the machines as keys, because the hash of a candidate takes longer than its prediction.
         new = {key: candidate for candidate in candidates if (key := identity(candidate)) not in self._entries}
@@ -177,12 +177,13 @@ class Ranking:
     def shown(self, chosen: Candidate) -> list[Candidate]:
         """Return the candidates for the table, each once.
 
-        - the best candidate of each step of spending, and the best one with each form of batches within the step
+        - the best candidate of each of `STEPS_OF_SPENDING`
+        - within each of these steps, the best candidate with each form of batches
         - if the chosen one has one type of data hosts: the best candidates with as many of them, one more, or one less
         - the best candidate with each type of data hosts, for the cheapest types
         - the fastest candidate
         """
-        # The best entry of each kind. A kind is a step of spending, or a step with a form, or a number of data hosts.
+        # The best entry by kind. A kind is a step of spending, a step with a form of batches, or a number of hosts.
         best_of: dict[object, Entry] = {}
         for entry in self._entries.values():
             candidate = entry.candidate

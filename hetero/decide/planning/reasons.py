@@ -190,6 +190,7 @@ def notes_of(profile: Profile, found: Search, vcpu_speeds: Mapping[str, float]) 
     elif form != AS_IS:
         notes.append(f'To compress batches, pass compression="{form}" to the loader.')
     processes = chosen.candidate.local_endpoints
+    # Ranks start `num_workers` processes only in a job without data hosts.
     if not chosen.candidate.data and processes != profile.training.num_local_processes:
         per_rank = math.ceil(processes / profile.training.ranks_per_host)
         notes.append(

@@ -88,7 +88,7 @@ def search(
         constraints: Goal and bounds. None means the lowest cost.
         vcpu_speeds: Relative speed of a vCPU by instance type, compared with the profile's first supply.
         endpoints_per_host: Endpoints per data host. None means one per vCPU, or more if they wait for storage.
-        measured: The training as it was measured, if the profile now has other numbers of hosts or ranks.
+        measured: The training as it was measured. None if ``profile`` has the measured numbers of hosts and ranks.
 
     Raises:
         ConfigError: If no candidate satisfies the constraints. The message names the closest one.
@@ -148,6 +148,7 @@ def search(
         baseline=alternatives[base],
         chosen=alternatives[chosen],
         alternatives=tuple(sorted(alternatives.values(), key=_order_in_table)),
+        # The baseline never costs less than itself, so the draws would give 0.
         chance_to_pay=1.0 if chosen == base else chance_to_pay(alternatives[chosen], alternatives[base]),
         prevented_by=prevented_by,
     )

@@ -113,6 +113,7 @@ def _volume_is_too_small(plan: StudyPlan, catalogue: Catalogue) -> _Found:
                 continue
             seen.add((instance_type, room_gb, data_gb))
             what = "local storage" if local_gb else "volume"
+            # A volume needs more room than the data takes, because the job also writes its model.
             yield (
                 ERROR,
                 (

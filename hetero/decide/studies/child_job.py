@@ -66,6 +66,7 @@ class Job:
         """Start a command in a session of its own, and a thread that reads its output."""
         process = start_child(
             command,
+            # With `PARENT_VARIABLE`, the command ends if the study is killed.
             env={**os.environ, **environment, PARENT_VARIABLE: str(os.getpid()), "PYTHONPATH": python_path()},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -95,8 +96,8 @@ class Job:
             except queue.Empty:
                 self._kill_if_late()
                 if all(process.poll() is not None for process in self._processes):
-                    # A process that the run left behind may hold the run's output open. The study once waited without
-                    # an end for such a process.
+                    # A process that the run left behind may hold the run's output open. The study once waited for ever
+                    # for such a process.
                     ended_s = ended_s or time.monotonic()
                     if time.monotonic() - ended_s > END_TIMEOUT_S:
                         logger.warning("the run has ended, but a process that it started still holds its output")

@@ -154,7 +154,7 @@ class _Session:
         run = self.running.pop(future).run
         result = replace(future.result(), levels=run.levels, replicate=run.replicate)
         why = why_stopped or self.stop_reason
-        # A run that was asked to stop fails, which is not its fault.
+        # A run reports a failure after it was asked to stop. The study caused this, so record the run as stopped.
         if why and result.state == FAILED:
             result = replace(result, state=STOPPED, cause=why)
         if self.skips_failed_groups and result.state == FAILED:

@@ -323,6 +323,7 @@ class Ledger(RecordedRuns):
         return RunResult(
             run_id=run.run_id,
             state=STOPPED,
+            # The exit code is not known. Take that of a killed process.
             exit_code=-9,
             cause="the study was interrupted",
             started_at=started.started_at,

@@ -207,7 +207,7 @@ def make_executor(study: Study, catalogue: Catalogue) -> Executor:
     """Return the executor that a study states, ``simulate`` or ``launch``.
 
     Raises:
-        ConfigError: If its settings are malformed, or it is another one.
+        ConfigError: If its settings are malformed, or the study states another executor.
     """
     settings, kind = study.executor.settings, study.executor.kind
     known = {"simulate": (), "launch": ("cluster_file", "start", "host")}

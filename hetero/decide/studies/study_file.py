@@ -363,6 +363,7 @@ def _row(value: object, path: str, factors: Sequence[Factor]) -> Mapping[str, Le
     for factor in factors:
         if factor.name not in row:
             raise ConfigError(f"{path}.{factor.name}: missing, expected a level of the factor")
+        # `_exact` tells the level true from the level 1, which are equal in Python.
         if _exact(row[factor.name]) not in map(_exact, factor.levels):
             known = ", ".join(map(str, factor.levels))
             raise ConfigError(f"{path}.{factor.name}: found {row[factor.name]!r}, expected one of {known}")

@@ -274,7 +274,10 @@ class Controller:
 
     @property
     def _window_steps(self) -> int:
-        """Steps that a measurement skips, and steps that it then takes. At least the batches in flight per rank."""
+        """Number of steps that a measurement skips. In a search, the measurement then takes equally many steps.
+
+        The number is at least the number of batches in flight per rank.
+        """
         # Slots that began together end together, so batches come in bursts. Two whole bursts are in flight.
         burst_steps = math.ceil(self._now.num_slots / self._world_size)
         return max(_MIN_LENGTH, _BATCHES_PER_SLOT * burst_steps)

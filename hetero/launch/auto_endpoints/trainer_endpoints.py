@@ -76,7 +76,7 @@ class TrainerEndpoints:
         )
 
     def read(self, membership: Membership) -> Callable[[], None]:
-        """Read the facts from the membership that a decision depends on. The caller holds the membership's lock.
+        """Read from the membership what a decision depends on. The caller holds the membership's lock.
 
         Returns:
             A function that decides, or follows the decision of the first trainer host. Call it without the lock.

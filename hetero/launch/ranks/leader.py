@@ -305,6 +305,8 @@ class Follower:
 def start_rank(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start a rank as a child of this process. Call it on the main thread.
 
+    The kernel kills the rank when the thread that started it ends.
+
     MPI identifies a process by environment variables. The child gets the variables that mpirun set for this process, so
     MPI treats the child as the process that mpirun started.
 
@@ -314,6 +316,7 @@ def start_rank(command: Sequence[str], variables: Mapping[str, str]) -> subproce
     """
     return start_child(
         command,
+        # Without PYTHONUNBUFFERED, the last lines of a killed rank would stay in its buffer.
         env={**os.environ, **variables, PARENT_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"},
         stdin=subprocess.DEVNULL,
         # `kill_rank` then kills the rank's children too.
@@ -372,8 +375,9 @@ class _Connection:
         """Return the messages that have arrived. Set `is_closed` if no more can follow."""
         if self.is_closed:
             return []
-        # Read all that has arrived. If the peer has closed the connection, `recv` returns no bytes. If the peer has
-        # sent nothing yet, `recv` raises BlockingIOError.
+        # Read what has arrived, but not much more than the longest allowed line, because a line may never end. If the
+        # peer has closed the connection, `recv` returns no bytes. If nothing more has arrived, `recv` raises
+        # BlockingIOError.
         try:
             while not self.is_closed and len(self._rest) <= _MAX_LINE_BYTES:
                 data = self._socket.recv(65536)

@@ -132,6 +132,7 @@ def _run(arguments: list[str]) -> _Failure | None:
     except BaseException as error:  # noqa: BLE001  a KeyboardInterrupt is reported too
         # Keras and TensorFlow raise another error that contains the error of the data set only as text.
         hidden_error = _hidden_in(error)
+        # `StopError` is no failure. It says that the job was asked to stop.
         if isinstance(hidden_error, StopError):
             return _stop()
         text = _show_traceback()

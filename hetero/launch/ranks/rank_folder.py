@@ -69,8 +69,8 @@ class RankFolder:
 
     def describe(self, name: str, exit_status: int) -> Cause:
         """Return the cause of a process's end, from its exit status and its last output."""
-        # `describe_exit_status` would read 31, for example, as an exit code of hetero. But scripts use the same
-        # numbers, and a rank that ends with an exit code of hetero reports this code to the launcher.
+        # `describe_exit_status` would read 31, for example, as an exit code of hetero. But a rank that ends with such a
+        # code reports it to the launcher. Without a report, the script has chosen the number.
         is_code_of_script = 1 <= exit_status <= 128
         how = f"exited with {exit_status}" if is_code_of_script else describe_exit_status(exit_status)
         return Cause(
@@ -92,7 +92,8 @@ def first_to_fail(failures: Sequence[tuple[int, int]], reported: Mapping[int, Ca
     Failures are preferred in this order:
 
     - 0: The rank crashed.
-    - 1: The rank exited by itself with an error status, without a report.
+    - 1: The rank exited by itself with an error status, without a report. Other ranks may report that their connection
+      to it broke.
     - 2: The rank reported its exception.
     - 3: A signal ended the rank, and failures of other ranks may have caused that signal.
     - 4: The rank reported an exception that is a consequence of another rank's failure.

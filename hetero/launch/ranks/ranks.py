@@ -88,13 +88,15 @@ class RankProcesses:
         ranks = range(first_rank, first_rank + options.num_ranks)
         self._folder = RankFolder(run_dir / f"ranks-{options.generation}", ranks, host=host, relay=relay)
         environ = {
-            # Otherwise every rank would start as many threads as the host has CPUs.
+            # Without this default, every rank would start as many threads as the host has CPUs. A value of the user
+            # replaces it.
             "OMP_NUM_THREADS": str(max(1, options.num_cpus // options.num_ranks)),
             **os.environ,
             **options.environment,
             PARENT_VARIABLE: str(os.getpid()),
             LOG_VARIABLE: self._folder.log_prefix,
             RESTART_VARIABLE: str(options.generation),
+            # The last lines of a killed rank must not stay in its buffer.
             "PYTHONUNBUFFERED": "1",
         }
         framework = RANK_FRAMEWORKS[options.framework]

@@ -173,6 +173,7 @@ def _pace(loader: str, reports: Iterable[RankReport], steps_left: int | None) ->
         longest_step_s = max(longest_step_s, summary.total_s / summary.num_steps_measured)
     # The slowest rank decides when the pass ends.
     left_s = None if steps_left is None else steps_left * longest_step_s
+    # ``all_ranks_s`` is above 0, because the lowest rank has done steps of the loader that `measure` chooses.
     return Pace(samples_per_s=samples_per_s, data_wait=all_waits_s / all_ranks_s, left_s=left_s)
 
 

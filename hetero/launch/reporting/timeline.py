@@ -36,7 +36,7 @@ class Timeline:
             membership: What this host knows of all hosts.
             at_s: Seconds since the start of the run.
         """
-        # At the end of a job every data host leaves, so this is not an event.
+        # At the end of a job every data host leaves, so a leaving host is no event then.
         if membership.is_ending:
             return
         serving = {record.host for record in membership.endpoints()}

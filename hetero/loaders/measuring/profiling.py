@@ -218,7 +218,8 @@ class LoaderProfiler:
             is_last: Whether the script has ended.
         """
         phases = self.phases
-        # All steps are measured, but rank 0 has yet to measure samples. The launcher must not end the run before.
+        # All steps are measured, but rank 0 has yet to measure samples. Report HEADSPACE until then, because the
+        # launcher ends the run when all ranks report DONE.
         has_rest = phases.phase is Phase.DONE and not self.is_done
         part = RankPart(
             loader=self._pipeline.name,
@@ -231,7 +232,7 @@ class LoaderProfiler:
             steps_per_epoch=(self._steps_per_epoch or 0) // self.batches_per_step or None,  # None if not known
             requests_ahead=self._pipeline.requests_ahead,
         )
-        # The script may be in a long validation, so it measures no further steps. Report what there is.
+        # In a long validation, no more steps are measured. Report what there is, and DONE so that the run ends.
         is_late = self.elapsed_s > _MAX_TRAINING_S and len(phases.step_s) >= MIN_STEPS
         if not (self.is_done or is_last or is_late):
             return part
@@ -240,6 +241,7 @@ class LoaderProfiler:
         num_steps = min(len(phases.step_s), len(phases.data_wait_s))  # the script may be about to add a step
         # The launcher uses only the samples of rank 0. A text stands for no samples.
         work = self._work() if self._rank == 0 else ""
+        # The costs of samples, if `measure_rest` has measured them in this rank because no host can.
         supply, contents = (None, None) if self._measured_here is None else self._measured_here
         return dataclasses.replace(
             part,
@@ -460,7 +462,7 @@ class _Usage:
         if self._gpus is None:  # the phase has already ended
             return
         now_s = time.perf_counter()
-        reading = now_s, time.process_time() - self._kept.cpu_s
+        reading = now_s, time.process_time() - self._kept.cpu_s  # copies of kept batches are no training
         self._first = self._first or reading
         self._last = reading
         if now_s >= self._next_gpu_s:

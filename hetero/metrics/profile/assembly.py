@@ -116,6 +116,7 @@ def assemble_profile(ranks: Mapping[int, RankPart], hosts: Sequence[HostPart], f
     run_basis = "simulated" if facts.is_sample_emulated or facts.is_step_emulated else "measured"
     step = _slowest([part.step_s for part in ranks.values()])
     wait = _slowest([part.data_wait_s for part in ranks.values()])
+    # `check_ranks` has rejected ranks without these times.
     assert step is not None
     assert wait is not None
     if wait.basis == "modelled":

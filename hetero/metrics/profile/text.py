@@ -43,6 +43,7 @@ def first_sentence(profile: Profile) -> str:
     share of each step that is a wait for data. If other work of the machine may have taken much of the measured times,
     the sentence states that instead.
     """
+    # The trainer host's own measurement of samples comes first, if there is one.
     training, supply = profile.training, profile.supply[0]
     disturbed = least = ""
     if training.excess_share > MAX_EXCESS:
@@ -118,7 +119,7 @@ def _training(training: TrainingProfile) -> str:
         ("CPU per GB received", training.receive_cpu_s_per_gb, "{:.2f} s".format),
         ("GPU utilisation", training.gpu_percent, "{:.0f} %".format),
     )
-    return _table(rows, figures, "steps")
+    return _table(rows, figures, counted_things="steps")
 
 
 def _supply(supply: SupplyProfile) -> str:
@@ -134,7 +135,7 @@ def _supply(supply: SupplyProfile) -> str:
         ("memory of one process", supply.endpoint_private_bytes, bytes_text),
         ("memory that processes share", supply.endpoint_shared_bytes, bytes_text),
     )
-    return _table(rows, figures, "values")
+    return _table(rows, figures, counted_things="values")
 
 
 def _concurrency(supply: SupplyProfile) -> str:

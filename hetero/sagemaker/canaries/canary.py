@@ -82,11 +82,11 @@ def canary(
         inputs: The inputs that its ``fit`` or ``train`` takes.
         fractions: At least three fractions of the data, each in (0, 0.5], the largest at least twice the smallest.
         repeats: Jobs of each fraction. The jobs of a cluster together have at most the whole data.
-        candidates: Clusters to compare, each ``TYPE:COUNT``. Empty for that of the estimator.
+        candidates: Clusters to compare, each ``TYPE:COUNT``. Empty means only the estimator's own cluster.
         whole: Channels that every job gets whole.
         output_dir: Folder of the study. It gets ``canary.json``, ``canary.md`` and ``canary.html``.
         at_most: Jobs at the same time.
-        catalogue: Prices and memory of instance types. None: the shipped facts without prices.
+        catalogue: Prices and memory of instance types. None means the shipped facts without prices.
         budget_usd: Highest cost of all canary jobs together.
         seed: Seed that chooses the files.
         options: Options of the forecast.

@@ -55,8 +55,8 @@ def point_of_job(result: RunResult, *, fraction: float, resources: Resources) ->
         run_id=result.run_id,
         fraction=fraction,
         replicate=result.replicate,
-        # `result.wall_s` is the billed time, which may be shorter than all phases together. But no part of the time of
-        # a point may be longer than the whole.
+        # `result.wall_s` is the billed time, which may be shorter than all phases together. But the parts of a point
+        # together may not be longer than the whole.
         wall_s=max(result.wall_s, sum(part.seconds for part in parts)),
         parts=tuple(parts),
         resources=resources,
@@ -96,7 +96,7 @@ def resources_of_job(
         began: Begin of the time to ask for.
         ended: End of that time.
         memory_bytes: Memory of an instance. None leaves out its memory.
-        one_gpu_bytes: Memory of one GPU. None leaves out that of the GPUs.
+        one_gpu_bytes: Memory of one GPU. None leaves out the memory of the GPUs.
     """
     queries = [
         {

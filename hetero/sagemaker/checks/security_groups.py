@@ -28,7 +28,7 @@ def seen_security_groups(request: TrainingRequest, ec2: Any) -> Iterator[Problem
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
-    # Begin with the warning that is right without knowledge of the rules. A job without a VPC has no warning.
+    # Begin with the warning for rules that are not known. A job without a VPC has no warning.
     warning = next(security_groups(request), None)
     if warning is None:
         return
@@ -64,6 +64,7 @@ def _allows_hosts(groups: Sequence[Mapping[str, Any]], key: str, names: Sequence
     """
     depends_on_addresses = False
     rules = [rule for group in groups for rule in group.get(key, ())]
+    # Endpoints and ranks use any free port, so a rule for only some ports does not count.
     for rule in filter(_is_for_all_ports, rules):
         if any(pair.get("GroupId") in names for pair in rule.get("UserIdGroupPairs", ())):
             return True

@@ -196,7 +196,7 @@ def _parameters(script: str, adapter: Adapter, options: Mapping[str, Any]) -> di
 
 
 def _copy_code(code: Code, script: Path, target: Path) -> None:
-    """Copy the source folder except ignored files, or only the script without a folder."""
+    """Copy the source folder except ignored files. Without a source folder, copy only the script."""
     if code.folder is None:
         target.mkdir()
         shutil.copy2(script, target)

@@ -45,6 +45,7 @@ def build_wheel(folder: Path) -> Path:
     members[f"{info}/entry_points.txt"] = _entry_points().encode()
     record = ""
     for name, content in members.items():
+        # The format demands a digest without padding.
         digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
         record += f"{name},sha256={digest},{len(content)}\n"
     # RECORD lists itself too, without digest and size.

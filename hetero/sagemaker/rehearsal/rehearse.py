@@ -189,6 +189,7 @@ def _run(command: list[str], environment: Mapping[str, str]) -> int:
     """Run ``hetero simulate``, show its output, and return its exit code. Forwards each Ctrl-C."""
     process = start_child(
         command,
+        # With HETERO_PARENT_PID, the simulation ends if this process is killed.
         env={**os.environ, **environment, "PYTHONPATH": python_path(), "HETERO_PARENT_PID": str(os.getpid())},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -213,6 +214,7 @@ def _run(command: list[str], environment: Mapping[str, str]) -> int:
             # The simulated hosts die with `process`.
             process.kill()
         process.wait()
+    # Popen has a negative status if a signal ended the process. A shell returns 128 + the number of the signal.
     return status if status >= 0 else 128 - status
 
 

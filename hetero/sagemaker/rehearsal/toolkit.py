@@ -35,6 +35,7 @@ def main(arguments: Sequence[str]) -> None:
     os.environ[PARENT_VARIABLE] = str(os.getpid())
     # With this variable, the toolkit does not wait until the host names resolve. Only hetero knows them here.
     os.environ["SM_STUDIO_LOCAL_MODE"] = "true"
+    # The toolkit calls this function, as it calls the function of an image's own module.
     os.environ["SAGEMAKER_TRAINING_MODULE"] = "hetero.sagemaker.rehearsal.toolkit:run_entry_point"
     if not any("tensorflow" in image for image in arguments):
         # Make the toolkit's import of TensorFlow fail, as in images without TensorFlow. The import takes seconds, and
@@ -42,6 +43,7 @@ def main(arguments: Sequence[str]) -> None:
         sys.modules["tensorflow"] = None  # type: ignore[assignment]
     from sagemaker_training import logging_config, modules, trainer
 
+    # Omit steps of the toolkit, see the head of this module for the reasons.
     modules.install = modules.install_requirements = _install_nothing
     logging_config.log_script_invocation = _log_command
     trainer.train()

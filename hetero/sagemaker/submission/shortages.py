@@ -60,6 +60,7 @@ def shortage_in(text: str, request: TrainingRequest) -> Shortage | None:
         request: The request of the job.
     """
     found = _KIND.search(text)
+    # `is_shortage` also rejects a text of the job's own script, which may quote such an error.
     if found is None or not is_shortage(text):
         return None
     # The types of the request, each once. If the text names none of them, any type may be missing.
@@ -73,6 +74,7 @@ def shortage_in(text: str, request: TrainingRequest) -> Shortage | None:
         is_final = delta > limit
         why = f"the account's quota is {limit}, {used} are in use and the job needs {delta}"
         why += ", so waiting does not help" if is_final else ""
+    # The text states no numbers of a quota in the known form, so show it as it is.
     elif found[1] == "ResourceLimitExceeded":
         why = " ".join(text.split())[:300]
     return Shortage(kind=found[1], instance_types=named_types or tuple(requested_types), why=why, is_final=is_final)

@@ -73,7 +73,8 @@ class RankOrders:
             return
         self._is_checked = True
         rank = torch.distributed.get_rank()
-        # compare_set stores the text if no rank has stored one yet. It returns the stored text, and does not wait.
+        # With ``""``, compare_set stores the text only if no rank has stored one yet. It returns the stored text, and
+        # does not wait.
         with suppress(RuntimeError):  # the rank that holds the store may have ended
             other, _, found = (
                 store.compare_set(f"hetero/seed/{self._kind}/{self._number}", "", f"{rank} {seed}")

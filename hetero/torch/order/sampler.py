@@ -208,17 +208,17 @@ class SamplerOrder:
         state = start.sampler
         for part, generator_seed in zip(self._parts, self._generator_seeds, strict=True):
             if generator_seed is None and isinstance(getattr(part, "generator", None), torch.Generator):
-                # The part had no generator at first. accelerate added this one to make the order equal on all ranks,
-                # which hetero does itself.
+                # accelerate added this generator to make the order equal on all ranks. hetero itself does that.
                 part.generator = None
         # If the last pass was left early, and no state is loaded, put the sampler back to the last delivered batch.
         if state is None and self._left_pass is not None and not self._left_pass.is_completed:
             self._rewind(self._left_pass)
-        # Set the epochs only after this, because a sampler may draw its order in set_epoch.
+        # Set the epochs only after the rewind, because a sampler may draw its order in set_epoch.
         self._repeat_set_epoch(start)
         # Keep the position, for the pass after this one.
         if self.is_stateful:
-            self._left_pass = _LeftPass(start.number, (self._snapshot() if state is None else state,), self._epochs())
+            states = (self._snapshot() if state is None else state,)
+            self._left_pass = _LeftPass(start.number, states=states, sampler_epochs=self._epochs())
         # Ask for the length once in a pass, and after set_epoch: a bucket sampler took 300 ms for its length, and drew
         # random numbers for it.
         self.length = self._length_in(start.number)
@@ -455,8 +455,8 @@ def _parts_of(sampler: object) -> tuple[Any, ...]:
             continue
         parts.append(part)
         for value in getattr(part, "__dict__", {}).values():
-            # The epoch must reach a wrapped sampler too, in an attribute, a list or a dictionary. It did not in
-            # Samudra#717 (see tests/cases).
+            # The epoch must reach a wrapped sampler too, in an attribute, a list or a dictionary. In another project's
+            # bug it did not (Samudra#717 in tests/cases).
             several = list(value.values()) if isinstance(value, dict) else value
             if isinstance(several, list | tuple) and several and _is_sampler(several[0]):
                 waiting.extend(filter(_is_sampler, several))

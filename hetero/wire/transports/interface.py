@@ -99,7 +99,8 @@ class Connection(ABC):
         Raises:
             ProtocolError, OSError: As in `receive_message`, and OSError also if the other side ended the connection.
         """
-        # Begin with the bytes of this message that earlier calls have received.
+        # Begin with the bytes of this message that earlier calls have received. The loop extends this object in place,
+        # so the bytes stay for the next call.
         arrived = self._arriving
         while True:
             # First receive the length of the message, then as many bytes as this length announces.
@@ -124,7 +125,8 @@ class Connection(ABC):
         Raises:
             OSError: If the connection failed, was shut down, or ended.
         """
-        # Return the bytes in the buffer first. If the buffer is empty, receive many bytes directly, and few through it.
+        # Return the bytes in the buffer first. If the buffer is empty, receive many bytes directly. Receive few bytes
+        # through the buffer, to save system calls.
         if self._begin == self._end:
             if len(room) >= _DIRECT_BYTES:
                 return self._take_arrived(room)

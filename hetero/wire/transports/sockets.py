@@ -85,7 +85,8 @@ class SocketConnection(Connection):
         give_up_s = time.monotonic() + CONNECT_TIMEOUT_S
         while True:
             self._check(deadline_s)
-            # This blocks for one second at most. Further calls wait for the same attempt. EISCONN means success too.
+            # SO_SNDTIMEO ends this call after one second, so the deadline is checked again. Further calls wait for the
+            # same attempt. EISCONN means success too.
             code = self._socket.connect_ex(place)
             if code in (0, errno.EISCONN):
                 return

@@ -128,6 +128,7 @@ class StepModel:
         self.timelines = timelines or Timelines(profile, vcpu_speeds=vcpu_speeds, endpoints_per_host=endpoints_per_host)
         """The timelines of the clusters that were predicted."""
         self._figures = UncertainFigures(profile, vcpu_speeds=vcpu_speeds, num_draws=num_draws)
+        # Use the factor with which the timeline of the profiled cluster has the measured step time.
         self._figures.correction = self.timelines.correction
         self._num_draws = num_draws
         self._endpoints_per_host = endpoints_per_host
@@ -154,6 +155,7 @@ class StepModel:
             self._figures,
             self._profile,
             wanted=self._endpoints_per_host or wanted,
+            # The memory is one of `REMOVABLE`.
             has_enough_memory=not self._has_removable_limits,
         )
 
@@ -197,7 +199,7 @@ class StepModel:
         cpu_s = np.maximum(cpu_s + encode_s, 1e-12)
         seconds = cpu_s + wait_s
         # The rate has two bounds. At the first, no endpoint waits for a CPU. At the second, the CPUs are always busy.
-        # A queueing model of the cases between them chose no better clusters in parts of bench_planner.
+        # In parts of bench_planner, a queueing model of the cases between these two chose no better clusters.
         rate = np.minimum(num_endpoints / seconds, machine.vcpus / cpu_s)
         # What limits this rate: the memory, which allows fewer endpoints, else the storage, else the vCPUs.
         limit = _PREPROCESSING
@@ -404,7 +406,8 @@ class StepModel:
         with_local_s = np.minimum(remote_only_s, np.maximum(busy_endpoints_s, busy_cpus_s))
         supply_s = np.where(local > 0, with_local_s, remote_only_s)
         # Every endpoint has about equally many requests. So the share of the batches that come over the network is
-        # about the share of the endpoints on other hosts, which include the other trainer hosts.
+        # about the share of the endpoints on other hosts, which include the other trainer hosts. In a job of one
+        # host, no batch comes over the network.
         num_endpoints = remote_endpoints + local[:, 0] * num_hosts
         network_share = 1 - local[:, 0] / np.maximum(num_endpoints, 1e-12)
         network_share = np.where(counts.sum(axis=1) + num_hosts > 1, network_share, 0.0)[:, None]

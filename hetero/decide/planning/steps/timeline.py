@@ -366,7 +366,7 @@ class Timeline:
         self.ends_s.append(now_s)
         self.made_by_step.append(self.num_made)
         self.step += 1
-        # Processes of torch's own loader are on the rank's host, and their batches are not received.
+        # Processes of torch's own loader share memory with their rank, so no CPU receives their batches.
         if not self.job.is_own_loader:
             for index, host in enumerate(self.hosts[: self.job.num_trainers]):
                 receiving_cpus = self.num_received[index] * self.job.receive_s / elapsed_s
@@ -417,6 +417,7 @@ class Timeline:
             return
         self.num_made += 1
         host.advance(now_s)
+        # Replace `work_s` by the value at which the batch is ready, which has no rounding errors of `advance`.
         host.work_s, _, attempt = heapq.heappop(host.busy)
         queue = self.queues[attempt.endpoint]
         self.current[attempt.endpoint] = None
@@ -448,17 +449,16 @@ class Timeline:
         self._push(end_s + _LATENCY_S, self._arrive, attempt)
 
     def _arrive(self, attempt: _Attempt, now_s: float) -> None:
-        """Record that a batch has arrived at its rank. A rank that waits then takes a batch or requests more."""
+        """Record that a batch has arrived at its rank. Only a rank whose script waits takes or requests batches."""
         rank = attempt.rank
         rank.arrived.add(attempt.batch)
-        # torch's own loader does not compare its processes, receives no batches, and its window does not grow.
+        # torch's own loader takes its processes in turn, gets batches by shared memory, and its window does not grow.
         if not self.job.is_own_loader:
             rank.reported_loads[attempt.endpoint] = attempt.endpoint_load
             rank.change_outstanding(attempt.endpoint, -1)
             self.num_received[rank.number // self.job.ranks_per_host] += 1
             # This call lets the window grow if many batches wait for an earlier one. Its answer does not matter here.
             rank.growth.is_held_up(num_waiting=len(rank.arrived), size=rank.window)
-        # While the script of a rank computes, the rank takes nothing and requests nothing.
         if rank.is_waiting:
             self._take_or_request(rank, now_s)
 

@@ -49,7 +49,7 @@ class Timelines:
         profile: The figures of the job.
         vcpu_speeds: Relative speed of a vCPU by instance type, compared with the profile's first supply.
         endpoints_per_host: Endpoints per data host. None means one per vCPU, or more if they wait for storage.
-        measured: The training as it was measured, if the profile now has other numbers of hosts or ranks.
+        measured: The training as it was measured. None if ``profile`` has the measured numbers of hosts and ranks.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Timelines:
         self._known: dict[Candidate, _Known] = {}
         """What the timelines so far say."""
         self.num_batches = 0
-        """Batches of all timelines so far. Each takes about 10 us."""
+        """Batches of all timelines so far. Each takes about 10 us to compute."""
         self._relative_s = self._figures.batch_shape.tolist()
         """Times of batches relative to their mean."""
         self._is_as_measured = measured is None
@@ -82,7 +82,7 @@ class Timelines:
             self._calibrate()
         else:
             # Calibrate with the profile as it was measured, because the measured step time holds only for the measured
-            # cluster. Once it was compared with the timeline of the planned cluster.
+            # cluster. It was once compared with the timeline of the planned cluster.
             as_measured = Timelines(
                 replace(profile, training=measured), vcpu_speeds=vcpu_speeds, endpoints_per_host=endpoints_per_host
             )
@@ -188,7 +188,8 @@ class Timelines:
 
         Three causes of a difference are distinguished:
 
-        - A few batches take much longer than their samples. The same share of slow batches is assumed on all hosts.
+        - A few batches take much longer than the costs of their samples predict. The same share of slow batches is
+          assumed on all hosts.
         - The accelerator limits the step of the timeline. The difference is then a cost of local loading that the
           timeline does not know, such as copies between processes. More processes do not save this cost.
         - In all other cases, the samples of the profile were cheaper or more expensive than the samples of the steps.
@@ -208,7 +209,8 @@ class Timelines:
             return
         if self._has_slow_batches(profiled, expected_s):
             self.correction = self._assume_slow_batches(profiled)
-        # If the accelerator limits the step, the step time says nothing about the cost of samples.
+        # If the expected step is within 10 % of the headspace, the accelerator limits it. The measured step then says
+        # nothing about the cost of samples. The difference is a cost of loading only as far as ranks waited for data.
         elif expected_s < 1.1 * training.headspace_s.mean:
             self.residual_s = min(max(0.0, training.step_s.mean - expected_s), training.data_wait_s.mean)
         else:
@@ -217,7 +219,7 @@ class Timelines:
             self.correction = (training.step_s.mean / expected_s) ** self._weight_of_steps()
 
     def _has_slow_batches(self, profiled: Candidate, expected_s: float) -> bool:
-        """Return whether a few batches take much longer than their samples.
+        """Return whether a few batches take much longer than the costs of their samples predict.
 
         The signs are: the mean step takes longer than expected, and the longest step waits for data and takes much
         longer than the longest expected one.
@@ -227,6 +229,7 @@ class Timelines:
             expected_s: Step time of this timeline.
         """
         steps, longest_s = self._training.step_s, max(self._training.step_s.values)
+        # A mean within three standard errors may be longer by chance.
         is_longer = steps.mean > expected_s * (1 + 3 * error_of_mean(steps))
         has_long_step = longest_s > _MUCH_LONGER * self._known[profiled].longest_step_s
         has_long_wait = max(self._training.data_wait_s.values) > longest_s / 2
@@ -235,8 +238,8 @@ class Timelines:
     def _assume_slow_batches(self, profiled: Candidate) -> float:
         """Assume as many slow batches as explain the measured step time. Return the mean cost of a batch with them.
 
-        The cost is relative to a batch without slow ones. Bisection finds the share of slow batches, because a step of
-        the timeline takes longer with more of them.
+        The cost is relative to the mean cost without slow batches. A step of the timeline takes longer with more of
+        them, so bisection finds their share.
         """
         low, high = 0.0, _MAX_SLOW_SHARE
         for _ in range(_NUM_HALVINGS):
@@ -251,13 +254,13 @@ class Timelines:
     def _assume_share(self, share: float) -> float:
         """Make this share of the batches slow in all timelines. Return the mean cost of a batch with them."""
         relative_s = self._figures.batch_shape
-        # Take slow batches at even distances in the ascending order, so short and long batches become slow alike.
+        # Take slow batches at equal distances in the ascending order, so short and long batches become slow alike.
         slow = np.linspace(0, len(relative_s) - 1, round(share * len(relative_s))).astype(int)
         changed = np.concatenate([np.delete(relative_s, slow), relative_s[slow] * _SLOW_FACTOR])
         self._relative_s = np.sort(changed).tolist()
         mean_cost = 1 + len(slow) / len(relative_s) * (_SLOW_FACTOR - 1)
-        # A timeline divides the relative times by their mean. So multiply the costs of samples by this mean instead.
-        # `_calibrate` does the same for all models, with the number that is returned here.
+        # A timeline divides the relative times by their mean, so slow batches would not raise the mean time. Multiply
+        # the costs of samples by `mean_cost` instead. `_calibrate` stores it in `correction`, which all models use.
         self._figures.correction = mean_cost
         # Forget the step times so far, because their timelines had other batch times.
         self._known.clear()
@@ -297,7 +300,7 @@ def window_batches(trainer: Machine, num_endpoints: int, nbytes: float, num_rank
     # If the bytes of a batch are not known, they limit nothing.
     if nbytes <= 0:
         return 1 << 30
-    # The rank's share of the requests to all endpoints, rounded up.
+    # The rank's share of the requests to all endpoints, rounded up, and at least 2 as in `Router.planned_batches`.
     planned = max(2, -(-PREFETCH_FACTOR * num_endpoints // num_ranks))
     memory_bytes = math.inf if trainer.memory_bytes is None else trainer.memory_bytes
     limit_bytes = min(window_bytes_of(memory_bytes, ranks_per_host), planned * nbytes + WindowGrowth.MAX_BYTES)

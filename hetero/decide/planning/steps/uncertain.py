@@ -77,10 +77,11 @@ class UncertainFigures:
         self._training = profile.training
         self._given_speeds = dict(vcpu_speeds)
         self._num_draws = num_draws
-        # Only this constructor uses it, always in the same order. Draws of later calls have separate generators, so
-        # they do not depend on earlier calls.
+        # Only this constructor draws from this generator, always in the same order. Draws of later calls have separate
+        # generators, so they do not depend on earlier calls.
         self._random = np.random.default_rng(0)
-        # Share of the measured time that the job itself took. Other work of the machine may have taken the rest.
+        # Share of the measured time that the job itself took. Other work of the machine may have taken the rest. The
+        # draws of this share have a separate generator, so they change no other draws.
         own_share = 1 - profile.training.excess_share * np.random.default_rng((0, 2)).random(num_draws + 1)
         # Column 0 has the figures as measured.
         own_share[0] = 1.0
@@ -144,7 +145,7 @@ class UncertainFigures:
         # All costs share one error, because they describe the same samples. The point with the most samples decides how
         # large it is.
         error = math.hypot(samples.variation / math.sqrt(float(nums_samples.max())), RUN_SPREAD)
-        # A large error must not give samples that cost nothing.
+        # Position 0 has the mean costs, so its factor is 1. A large error must not give samples that cost nothing.
         errors = np.concatenate([[1.0], np.maximum(1 + error * self._random.standard_normal(self._num_draws), 0.1)])
         errors = errors * self._speed_error
         return _Costs(shares, _rising(costs, nums_samples), errors, self._means(supply.sample_wait_s))

@@ -138,7 +138,8 @@ def _time_text(values: Sequence[float], excess: float) -> str:
     if found is not None and excess > 0:
         # The value of a single replicate is both ends.
         low, high = found.low or found.mean, found.high or found.mean
-        # Other work only lengthens a run, so only the lower end moves.
+        # Other work only lengthens a run, so only the lower end moves. With more excess than `MAX_EXCESS`, the time
+        # would mostly describe the other work, so show none.
         found = None if excess > MAX_EXCESS else replace(found, low=(1 - excess) * low, high=high)
     return _interval_text(found)
 
