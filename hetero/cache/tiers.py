@@ -114,6 +114,7 @@ def open_tiers(settings: Cache, name: str, key: bytes, num_samples: int) -> Tier
     tiers = _known.get(known_as)
     if tiers is None:
         tiers = _known[known_as] = Tiers(settings, name, key, num_samples)
+    # This registers `close_tiers` once per process, because a forked child does not inherit the registration.
     close_at_exit(os.getpid())
     return tiers
 

@@ -202,8 +202,8 @@ class PeerConnection:
         try:
             status = status_from_proto(reply)
         except ProtocolError as error:
-            # Most likely the peer speaks another protocol. Only its answer shows this. A heartbeat of another protocol
-            # that arrives here could be from any host.
+            # Most likely the peer speaks another protocol. End the job here and not in the handler of heartbeats,
+            # because only here is the sender known. A heartbeat of another protocol could be from any host.
             self._fail(ExitCode.DISAGREEMENT, str(error))
             return False
         self._is_heard = self._was_heard = True

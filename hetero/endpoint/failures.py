@@ -73,7 +73,7 @@ class Failures:
             # A handler has aborted the call, or the caller has left.
             raise error
         fault, details = self._explain(error)
-        # Endpoints send the first of the statuses that mean the fault.
+        # A fault may have several statuses (`Fault`), and the reader understands each. Endpoints send the first one.
         context.abort(grpc.StatusCode[fault.value.statuses[0]], details)
         raise AssertionError("abort raises")
 

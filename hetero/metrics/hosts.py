@@ -221,7 +221,7 @@ class _Totals:
         self._num_readings = 0
         self._cpu_s = 0.0
         self._own_cpu_s = 0.0
-        """CPU time of the launcher and its descendants, without that of other programs."""
+        """CPU time that the launcher and its descendants used since the first reading, without other programs."""
         self._cpu = Percentiles()
         self._memory = Percentiles()
         self._gpu = Percentiles()
@@ -315,6 +315,7 @@ class _Totals:
         all_cpus_s = duration_s * (psutil.cpu_count() or 1)
         # The kernel counts busy time in ticks.
         busy_s = (last.cpus.busy - first.cpus.busy) / os.sysconf("SC_CLK_TCK")
+        # `_own_cpu_s` is what the launcher and its descendants used between the first and the last reading.
         others = (busy_s - self._own_cpu_s) / all_cpus_s
         # The sum of the waits is None until a thread has waited.
         waited = None if last.own_waited_s is None else (last.own_waited_s - (first.own_waited_s or 0.0)) / duration_s

@@ -160,7 +160,8 @@ class JobHost:
                 has_ended = self._child is not None and self._child.wait(timeout_s=0)
                 if has_ended or os.getppid() != self._node_pid:
                     raise ClusterError("the launcher of this host has ended, or Ray on its node")
-            # The figure that is logged last is the upper end of the interval.
+            # An estimate is counted when its last figure arrives, so both figures are known. The last figure is the
+            # upper end of the interval.
             low, high = self._figures["wanted_data_hosts_low"], self._figures[_LAST_FIGURE]
             return Demand(self._num_estimates, low, high)
 

@@ -55,13 +55,14 @@ class PoisonDetector:
         if not self.num_calls:
             self.first_s = now_s
         self.num_calls += 1
+        # With UNREACHABLE, the request was sent at least in part, and the endpoint was lost before its answer began.
         # With UNSENT, the endpoint did not get the request. With CUT_OFF, the answer had begun, so the batch was
         # computed. When losses during an answer counted, three kills of endpoints during answers of 32 MB ended a job
         # whose samples were not to blame.
         if fault is not Fault.UNREACHABLE:
             return
-        # An endpoint that is lost a second time has served again after the first loss. List the endpoint only once,
-        # because it has died at most once.
+        # An endpoint that is lost a second time has served again after the first loss, so the first loss was not its
+        # death. List the endpoint only once, because it has died at most once.
         is_repeated = connection in self.endpoints
         if not is_repeated:
             self.endpoints.append(connection)

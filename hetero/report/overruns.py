@@ -33,8 +33,10 @@ _LATE_COUNTER = "milliseconds later than emulated"
 def least_step_time_s(ranks: Collection[StepSummary], events: Mapping[str, int]) -> float | None:
     """Return a lower bound of the mean step time that a job would have without the real work of this machine.
 
-    Real work is what this machine computes during a run, such as the script's own code. It makes a step longer only if
-    it takes longer than the emulated time. For each rank, two times are subtracted from the measured time:
+    The bound is the largest bound of a rank, because the job is as slow as its slowest rank. The bound of a rank is its
+    measured time without two times that real work may have added. Real work is what this machine computes during a run,
+    such as the script's own code. It makes a step longer only if it takes longer than the emulated time. The two times
+    are:
 
     - The compute of its steps beyond the emulated time. This includes waits for other ranks in a collective. Such waits
       may not be due to real work, so the true step time may be longer than the bound.
@@ -42,8 +44,7 @@ def least_step_time_s(ranks: Collection[StepSummary], events: Mapping[str, int])
       data wait. A late vCPU delays the batch that it makes. A rank waits for one batch at a time, so its waits for
       delayed batches do not overlap. Their sum is at most the time when a vCPU was late.
 
-    Sending and receiving batches is not emulated, so none of its time is subtracted. The job is as slow as its slowest
-    rank, so its bound is the largest bound of a rank.
+    Sending and receiving batches is not emulated, so none of its time is subtracted.
 
     Args:
         ranks: Summaries of the same loader on all ranks.

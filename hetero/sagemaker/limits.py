@@ -86,7 +86,7 @@ def _inside(exact_path: str, value: Any, step: re.Match[str]) -> Iterator[tuple[
     if kind == "items" and isinstance(value, list):
         yield from ((f"{exact_path}[{index}]", item) for index, item in enumerate(value))
     elif kind == "name" and isinstance(value, Mapping) and value.get(name) is not None:
-        yield f"{exact_path}.{name}" if exact_path else name, value[name]
+        yield (f"{exact_path}.{name}" if exact_path else name), value[name]
     elif kind in ("keys", "values") and isinstance(value, Mapping):
         yield from ((f"{exact_path}[{key!r:.60}]", key if kind == "keys" else item) for key, item in value.items())
 

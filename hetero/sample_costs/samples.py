@@ -110,7 +110,7 @@ def measure_samples(
         cpu_clock: Returns CPU seconds. The default counts all threads of this process.
 
     Raises:
-        DatasetError: If the data set raises for most samples.
+        DatasetError: If the data set raises in more than `_MAX_FAILURES` fetches.
         ConfigError: If there is nothing to fetch.
     """
     if not requests:
@@ -124,8 +124,9 @@ def measure_samples(
     # Measure without a cache. A cache does not help in the first epoch of a job. Here it would help, because the same
     # samples are fetched again.
     with built.loading_anew():
-        # Fetch one sample that does not count, because it opens files and fills caches. The time of this attempt gives
-        # the first chunk size, even if the sample raises.
+        # Fetch one sample whose times do not count, because it opens files and fills caches. The bytes that it reads
+        # count, so it counts in ``num_samples``. The time of this attempt gives the first chunk size, even if the
+        # sample raises.
         with contextlib.suppress(DatasetError):
             fetch(built, next(split(requests, 1)), cancelled=watch.mark)
             num_samples += 1
@@ -151,7 +152,8 @@ def measure_samples(
             if is_first:
                 is_first = False
                 mean_s = sum(times.sample_cpu_s + times.sample_wait_s) / len(times.sample_cpu_s)
-                # Begin after the first chunk, which has been measured.
+                # Leave out one chunk of the new size, because the first samples have been measured. This is not exact,
+                # because the measured chunk may have had another size.
                 parts = itertools.islice(itertools.cycle(split(requests, _samples_per_chunk(mean_s))), 1, None)
     if read_before is not None and (read_after := _read_bytes()) is not None:
         times.read_bytes_per_sample = (read_after - read_before) / num_samples

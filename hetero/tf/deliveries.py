@@ -93,12 +93,13 @@ def num_samples(batch: Any) -> Any:
         return sum(map(num_samples, leaf.values))
     if isinstance(leaf, tf.RaggedTensor):
         return leaf.nrows()
-    # Here and below, the product of at most one dimension is 1 for a tensor without dimensions.
     if isinstance(leaf, tf.SparseTensor):
+        # For a scalar, ``dense_shape[:1]`` is empty, and the product of nothing is 1.
         return tf.reduce_prod(leaf.dense_shape[:1])
     if not isinstance(leaf, tf.Tensor) or leaf.shape.rank == 0:
         return 1
     # In a graph the rank or the first dimension may be unknown. Then only the tensor itself has the number.
     if leaf.shape.rank is not None and leaf.shape[0] is not None:
         return leaf.shape[0]
+    # For a scalar, ``shape[:1]`` is empty, and the product of nothing is 1.
     return tf.reduce_prod(tf.shape(leaf, tf.int64)[:1])

@@ -326,4 +326,5 @@ def _show(name: str, value: Any) -> str:
         text = ""
     if text and len(text) <= _MAX_SHOWN_CHARS:
         return text
+    # Most callables count as equal, whatever they hold (`GlobalValue.digest`). So state no length of a callable.
     return f"a {kind}" + (f" of {len(value)}" if hasattr(type(value), "__len__") and not callable(value) else "")

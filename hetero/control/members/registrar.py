@@ -104,7 +104,8 @@ class Registrar:
             "Join": grpc.unary_unary_rpc_method_handler(
                 self._on_join, response_serializer=lambda reply: reply.SerializeToString()
             ),
-            # Hosts that have the description already send heartbeats to this port.
+            # Hosts that already have the description send heartbeats here. The answer is the status UNAVAILABLE, so
+            # these hosts send them again later.
             "Heartbeat": grpc.unary_unary_rpc_method_handler(_on_heartbeat),
         }
         server = security.control_server(self.access, handlers, num_peers=self._num_hosts)

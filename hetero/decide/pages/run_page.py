@@ -114,6 +114,8 @@ def _comparison_cells(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
     """Yield name, value and small print of each headline figure of a comparison."""
     for report, which in ((comparison.baseline, "first run"), (comparison.candidate, "second run")):
         step = report.headline.step_time_mean if report.headline else None
+        # Each objection is against a comparison of costs. Leave out the costs, because readers would compare them. Only
+        # some objections are against a comparison of times too, so the step times stay.
         usd = None if comparison.objections else report.cost.per_1k_steps
         hourly = report.cost.hourly
         facts = [_hosts(report), "" if hourly is None else f"USD {hourly.value:.4g} per hour"]

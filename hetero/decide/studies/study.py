@@ -411,7 +411,7 @@ def progress_text(progress: Progress) -> str:
         head += f": {result.cause}" if result.cause else ""
     if progress.num_done == progress.num_total:
         return f"{head}; left: nothing{failed}"
-    # Runs are left, so `conduct` knows a time or counts runs of unknown duration. Therefore ``left`` gets an entry.
+    # ``left`` is never empty here. Runs are left, so `conduct` knows a time or counts runs of unknown duration.
     left = []
     if progress.left_s is not None:
         left.append(_duration_text(progress.left_s))

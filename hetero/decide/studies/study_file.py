@@ -445,13 +445,13 @@ def _options(found: Mapping[str, Any], path: str) -> Mapping[str, object]:
             if name in options:
                 raise ConfigError(f"{name} is stated twice, expected one of both names")
             options[name] = tuple(value) if isinstance(value, list) else value
-            # This raises for an unknown name.
-            stated_flags({name: value})
+            stated_flags({name: value})  # raises for an unknown name
             # Check the value as a job does, because nproc_per_node with the value 0 once ended in a ZeroDivisionError.
             # Some options are allowed only with one data service. The study may state this service elsewhere, for
-            # example in another level. So check such an option together with its service.
+            # example for a level (a value of a factor). So check such an option together with its service.
             needed_service = known[name].metadata["data_service"] or known["data_service"].default
-            resolved = getattr(_resolved({"data_service": needed_service, name: options[name]}), name)
+            resolved_options = _resolved({"data_service": needed_service, name: options[name]})
+            resolved = getattr(resolved_options, name)
             # Replace a text by the value that a job reads from it, such as the number in "2". A path stays a text,
             # because it is relative to the study.
             if isinstance(value, str) and not isinstance(resolved, Path):
