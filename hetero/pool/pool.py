@@ -71,7 +71,7 @@ class EndpointPool(PoolFigures):
         self.failure: HeteroError | None = None
         self.num_restarts = 0
         return_s = _RETURN_STABLE_TIMES * options.stable_s
-        self._restart_budget = RestartBudget(limit=options.endpoint_restarts, return_s=return_s)
+        self._restart_budget = RestartBudget(options.endpoint_restarts, return_s)
         self.num_stuck = 0
         # The first part of each incarnation. It shows readers that a host was replaced, even if they missed the change.
         self._launch = secrets.token_hex(8)
