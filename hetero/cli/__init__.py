@@ -21,21 +21,8 @@ import sys
 from collections.abc import Sequence
 
 from hetero import __version__, config
-from hetero.cli.commands import (
-    audit,
-    canary,
-    certs,
-    check,
-    doctor,
-    launch,
-    plan,
-    prices,
-    profile,
-    render,
-    report,
-    simulate,
-    study,
-)
+from hetero.cli.commands import audit, certs, check, doctor, launch, render, report, simulate
+from hetero.cli.commands.decide import canary, plan, prices, profile, study
 from hetero.cli.output import complain, discard, say
 from hetero.errors import ExitCode, HeteroError
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hetero import config
 from hetero.cli.arguments import Subparsers, add_list, pairs, whole_number
-from hetero.cli.commands.profile import shown_page
+from hetero.cli.commands.decide.profile import shown_page
 from hetero.documents.files import make_output_folder
 from hetero.errors import ConfigError
 from hetero.system import extensions, logs
