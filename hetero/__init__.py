@@ -40,6 +40,9 @@ if TYPE_CHECKING:
         ProtocolMismatchError,
         ResourcesError,
     )
+    from hetero.plans.mixtures import Mixture
+    from hetero.plans.sources import Sources
+    from hetero.plans.token_budgets import TokenBudget
     from hetero.spec import Cache, DatasetSpec
 
 __version__ = "0.1.0"
@@ -62,10 +65,13 @@ __all__ = [
     "EndpointUnavailableError",
     "ExitCode",
     "HeteroError",
+    "Mixture",
     "PortError",
     "ProtocolError",
     "ProtocolMismatchError",
     "ResourcesError",
+    "Sources",
+    "TokenBudget",
     "__version__",
     "collate_arrays",
     "dataset",
@@ -76,6 +82,9 @@ __all__ = [
 _HOMES = {
     "Cache": "hetero.spec",
     "DatasetSpec": "hetero.spec",
+    "Mixture": "hetero.plans.mixtures",
+    "Sources": "hetero.plans.sources",
+    "TokenBudget": "hetero.plans.token_budgets",
     "collate_arrays": "hetero.batches.collation",
     "dataset": "hetero.datasets",
     "log_metric": "hetero.control.rank.metrics",

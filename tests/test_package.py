@@ -24,6 +24,7 @@ TREES = {path.relative_to(PACKAGE): ast.parse(path.read_bytes()) for path in FIL
 # Each may import from the lines above it and from itself.
 LAYERS = (
     {"errors", "epochs", "__version__"},
+    {"plans"},
     {"documents"},
     {"spec", "system"},
     {"pricing"},
@@ -32,7 +33,7 @@ LAYERS = (
     {"batches"},
     {"audit", "wire", "metrics"},
     {"cache"},
-    {"datasets"},
+    {"datasets", "shards"},
     {"control"},
     {"endpoint"},
     {"reader", "pool"},

@@ -32,6 +32,7 @@ from hetero.batches.seeds import (
 from hetero.batches.split import SplitDataset, split_problem
 from hetero.batches.structure.conversion import type_name
 from hetero.errors import ConfigError
+from hetero.plans.plan import Source
 from hetero.spec import DatasetFactory, DatasetSpec, Seeding
 
 __all__ = ["BuiltDataset", "log_warnings"]
@@ -275,6 +276,16 @@ class BuiltDataset:
         if num_samples is None:
             raise TypeError(f"data set {self.name!r} has no len()")
         return num_samples
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """The parts of the data set that a plan may draw from. Empty if it does not state them in ``sources``."""
+        # Ask the class, because an object that wraps another one may pass all names on to it.
+        if not isinstance(getattr(type(self.user_dataset), "sources", None), property):
+            return ()
+        found = self.user_dataset.sources
+        is_stated = isinstance(found, tuple) and all(isinstance(each, Source) for each in found)
+        return found if is_stated else ()
 
     @property
     def num_samples(self) -> int | None:

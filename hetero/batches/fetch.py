@@ -28,6 +28,7 @@ from hetero.batches.request import BatchRequest, ChoosePositions
 from hetero.batches.seeds import preserved_generators, seed_generators
 from hetero.batches.skips import FailedSamples, Skips
 from hetero.errors import ConfigError, DatasetError
+from hetero.plans.plan import Source
 from hetero.spec import DatasetSpec
 
 __all__ = ["Description", "describe", "describe_environment", "fetch", "fetch_part"]
@@ -175,6 +176,8 @@ class Description:
     """Facts about the data set that the user should know, one sentence each."""
     keeps_samples: bool = False
     """Whether this host keeps samples in a cache, and computes them for other hosts."""
+    sources: tuple[Source, ...] = ()
+    """The parts of the data set that a plan may draw from, see `hetero.plans`."""
 
 
 def describe(built: BuiltDataset, *, host: str = "local") -> Description:
@@ -202,6 +205,10 @@ def describe(built: BuiltDataset, *, host: str = "local") -> Description:
                 fingerprint = str(built.fingerprint(built.user_dataset))
             else:
                 fingerprint = built.fingerprint or _probe(built, num_samples, host)
+                # The files of a data set of hetero may differ where no sample was probed.
+                if hasattr(type(built.user_dataset), "hetero_fingerprint"):
+                    both = f"{fingerprint} {built.user_dataset.hetero_fingerprint}"
+                    fingerprint = blake2b(both.encode(), digest_size=8).hexdigest()
             if built.seeding_was_probed:
                 # The seeding of this data set was found by a probe. Another host that seeds every sample would make
                 # other batches, so its fingerprint must differ.
@@ -212,7 +219,11 @@ def describe(built: BuiltDataset, *, host: str = "local") -> Description:
             # This includes sys.exit in the user's code, which must not end an endpoint.
             raise dataset_error(exc, dataset=built.name, host=host, stage="describe") from exc
     return Description(
-        num_samples=num_samples, fingerprint=fingerprint, environment=describe_environment(), warnings=built.warnings
+        num_samples=num_samples,
+        fingerprint=fingerprint,
+        environment=describe_environment(),
+        warnings=built.warnings,
+        sources=built.sources,
     )
 
 

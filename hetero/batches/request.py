@@ -144,6 +144,8 @@ class BatchRequest:
     owners: npt.NDArray[np.uint8] | None = None
     """For each sample, the number of the helper whose host keeps the sample. The first of ``helpers`` has number 1. 0
     means the host of the endpoint that has the request. None without helpers."""
+    lane: int | None = None
+    """Batches of the same lane read the same files (`hetero.plans.windows`). It does not affect the batch. Not sent."""
     is_part: bool = False
     """Whether this asks for a part of a batch: a list of samples, without collation."""
 

@@ -21,14 +21,14 @@ import sys
 from collections.abc import Sequence
 
 from hetero import __version__, config
-from hetero.cli.commands import audit, certs, check, doctor, launch, render, report, simulate
+from hetero.cli.commands import audit, certs, check, doctor, index, launch, render, report, simulate
 from hetero.cli.commands.decide import canary, plan, prices, profile, study
 from hetero.cli.output import complain, discard, say
 from hetero.errors import ExitCode, HeteroError
 
 __all__ = ["main"]
 
-_COMMANDS = (launch, simulate, render, profile, plan, canary, study, certs, check, report, audit, doctor, prices)
+_COMMANDS = (launch, simulate, render, profile, plan, canary, study, certs, check, report, audit, index, doctor, prices)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -212,6 +212,14 @@ class DataServicer:
             environment=description.environment,
             globals=prebuilt.globals,
             warnings=description.warnings,
+            sources=[
+                pb.Source(
+                    name=source.name,
+                    num_samples=source.num_samples,
+                    layout=b"" if source.layout is None else source.layout.to_bytes(),
+                )
+                for source in description.sources
+            ],
             # A reader splits a batch into parts only among endpoints that set this flag.
             keeps_samples=self._links is not None and built.is_divisible and _has_owners(spec.name),
         ).SerializeToString()

@@ -10,6 +10,7 @@ from hetero.control.rank import session as control
 from hetero.control.rank.variables import LAUNCHER_VARIABLE
 from hetero.errors import ConfigError
 from hetero.loaders.pipeline import is_remote
+from hetero.plans.mixtures import Mixture
 from hetero.system.scripts import SCRIPT_MODULE
 from hetero.wire.compression import compression_to_proto, load_codec
 
@@ -20,6 +21,7 @@ __all__ = [
     "check_prefetch_factor",
     "check_sample_errors",
     "check_seed",
+    "check_shuffle",
 ]
 
 
@@ -111,3 +113,16 @@ def check_seed(seed: int) -> None:
     """
     if type(seed) is not int or not -(2**63) <= seed < 2**63:
         raise ConfigError(f"seed is {seed!r}, expected a signed 64-bit integer")
+
+
+def check_shuffle(shuffle: object) -> str:
+    """Return the order that the argument ``shuffle`` names. An empty text for True and False.
+
+    Raises:
+        ConfigError: If it is another text.
+    """
+    if isinstance(shuffle, str) and shuffle != "window":
+        raise ConfigError(f"shuffle is {shuffle!r:.80}, expected True, False, 'window' or a hetero.Mixture")
+    if isinstance(shuffle, Mixture):
+        return "mixture"
+    return "window" if shuffle == "window" else ""

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetero.errors import ConfigError
+from hetero.plans.windows import WindowLayout
 
 __all__ = ["FRACTION_VARIABLE", "PART_SEED_VARIABLE", "SamplePart", "part_of"]
 
@@ -50,11 +51,19 @@ class SamplePart:
         """Return how many samples of a data set are used: at least one, unless the data set is empty."""
         return min(dataset_samples, max(1, round(self.fraction * dataset_samples)))
 
+    def layout(self, layout: WindowLayout) -> WindowLayout:
+        """Return the layout of the units that are used, because a part of each file would read all files."""
+        return layout.part(self.fraction, self._generator())
+
+    def _generator(self) -> np.random.Generator:
+        return np.random.Generator(np.random.PCG64(np.random.SeedSequence((_TAG, self.seed))))
+
     def indices(self, dataset_samples: int) -> npt.NDArray[np.int64]:
         """Return the indices of the samples that are used, in ascending order. They depend on the seed alone."""
-        generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence((_TAG, self.seed))))
         # Without shuffle, because the indices are sorted anyway.
-        chosen = generator.choice(dataset_samples, self.num_samples(dataset_samples), replace=False, shuffle=False)
+        chosen = self._generator().choice(
+            dataset_samples, self.num_samples(dataset_samples), replace=False, shuffle=False
+        )
         return np.sort(chosen).astype(np.int64, copy=False)
 
 

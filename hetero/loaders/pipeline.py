@@ -8,12 +8,14 @@ import logging
 import os
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from typing import Any
 
 from hetero.audit.ledger import LoaderFacts
+from hetero.batches.build import BuiltDataset
 from hetero.batches.failures import raising_user_types
+from hetero.batches.fetch import Description
 from hetero.batches.request import BatchRequest, SampleErrorPolicy
 from hetero.control.rank import session as control
 from hetero.errors import ConfigError
@@ -24,6 +26,9 @@ from hetero.loaders.sampling import BuiltInOrder, Permute, PlannedBatch, Shard
 from hetero.loaders.state import LoaderState, Progress, Start
 from hetero.metrics.skips import DEFAULT_MAX_SKIPS, SkipLog
 from hetero.metrics.steps import Extent, StepTimer, Traffic
+from hetero.plans.mixtures import Mixture, MixturePlan
+from hetero.plans.plan import Plan, Source
+from hetero.plans.windows import WindowLayout, WindowPlan
 from hetero.spec import DatasetSpec, set_describer
 from hetero.wire.limits import Limits
 from hetero.wire.requests import too_many_samples
@@ -64,7 +69,10 @@ class LoaderOptions:
     name: str | None = None
     """Name in reports. None for the data set's name."""
     order: str = "hetero"
-    """Permutation of a shuffled epoch: ``hetero``, or ``torch`` for the permutation of torch's samplers."""
+    """Order of a shuffled epoch: ``hetero``, ``torch`` for the permutation of torch's samplers, ``window`` or
+    ``mixture``."""
+    mixture: Mixture | None = None
+    """Shares of the sources, if `order` is ``mixture``."""
     requests_next_epoch: bool = True
     """Whether the first batches of the next epoch may be requested before the script asks for that epoch."""
     shard: Shard | None = None
@@ -121,6 +129,8 @@ class LoaderPipeline(LoaderTiming):
         """Counts the passes, and records how much of the data set they use."""
         self._part = part_of()
         """The samples that a canary run uses, see `hetero.loaders.parts`. None: all samples."""
+        self._plan: Plan | None = None
+        """The value of `plan_of_order`, once it is known."""
         self._num_requests = 0
         self._has_reported_empty = False
         self._has_reported_part = False
@@ -153,15 +163,74 @@ class LoaderPipeline(LoaderTiming):
         # Raise the user's exception type, because a script may catch it around len(loader), as around the loop.
         with raising_user_types():
             self.extent.dataset_samples = whole = self.dataset_samples()
-        self.extent.pass_samples = used = whole if self._part is None else self._part.num_samples(whole)
+        used = whole if self._part is None else self._part.num_samples(whole)
+        if (plan := self.plan_of_order()) is not None:
+            used = plan.num_samples
+        self.extent.pass_samples = used
         if used < whole and not self._has_reported_part:
             self._has_reported_part = True
             logger.info("loader %s: this canary run uses %d of %d samples", self.name, used, whole)
         return used
 
-    def fingerprint(self) -> str | None:
+    def remote_description(self) -> Description | None:
+        """Return what endpoints say of the data set. None if this process builds it."""
+        if not (is_remote() and isinstance(self.subject, DatasetSpec)):
+            return None
+        from hetero.loaders import remote  # imports the data plane, which local jobs do not need
+
+        return remote.describe(self.subject)
+
+    def local_built(self) -> BuiltDataset:
+        """Return the data set, built in this process. Only without a `remote_description`."""
+        raise NotImplementedError
+
+    def local_fingerprint(self) -> str | None:
         """Return a fingerprint of the data set's content. Return None if this process would have to build it first."""
         raise NotImplementedError
+
+    def fingerprint(self) -> str | None:
+        """Return a fingerprint of the data set's content. None if it is not known without building the data set."""
+        remote = self.remote_description()
+        return self.local_fingerprint() if remote is None else remote.fingerprint
+
+    def plan_of_order(self) -> Plan | None:
+        """Return the plan that ``shuffle="window"`` or a `hetero.Mixture` names. None for a permutation of all samples.
+
+        Raises:
+            ConfigError: If the data set does not have what the plan needs.
+        """
+        if self.options.order not in ("window", "mixture"):
+            return None
+        if self._plan is None:
+            with raising_user_types():
+                remote = self.remote_description()
+                sources = self.local_built().sources if remote is None else remote.sources
+                num_stated, num_samples = sum(source.num_samples for source in sources), self.dataset_samples()
+            if sources and num_stated != num_samples:
+                raise ConfigError(
+                    f"data set {self.dataset_name} has {num_samples} samples, and its sources have {num_stated}\n"
+                    "  Return the data set of hetero itself from the registered function, with .map() around it."
+                )
+            if self.options.mixture is not None:
+                fraction = 1.0 if self._part is None else self._part.fraction
+                self._plan = MixturePlan(self.options.mixture, sources, fraction=fraction)
+            else:
+                layout = self._only_layout(sources)
+                self._plan = WindowPlan(layout if self._part is None else self._part.layout(layout))
+        return self._plan
+
+    def _only_layout(self, sources: Sequence[Source]) -> WindowLayout:
+        """Return the layout of a data set that is one source."""
+        layouts = [source.layout for source in sources]
+        if len(layouts) == 1 and layouts[0] is not None:
+            return layouts[0]
+        why = "it does not know which samples lie together"
+        if len(layouts) > 1:
+            why = "it has several sources. Pass shuffle=hetero.Mixture(...)"
+        raise ConfigError(
+            f"data set {self.dataset_name} cannot be shuffled in windows: {why}\n"
+            '  shuffle="window" is for the data sets of hetero.shards. Pass shuffle=True for others.'
+        )
 
     def shard(self) -> Shard:
         """Return this process's rank and world size."""
@@ -177,6 +246,9 @@ class LoaderPipeline(LoaderTiming):
         num_samples = self.num_samples()
         if not num_samples:
             self._report_empty()
+        plan = self.plan_of_order()
+        # A plan contains the part. An empty data set has no samples to choose.
+        sample_part = self._part if plan is None and num_samples else None
         return BuiltInOrder(
             num_samples=num_samples,
             # Without a batch size, each request is for one sample.
@@ -186,8 +258,8 @@ class LoaderPipeline(LoaderTiming):
             drop_last=options.drop_last,
             padding=options.padding,
             permute=self.permute,
-            # An empty data set has no samples to choose.
-            part=None if self._part is None or not num_samples else self._part.indices(self.dataset_samples()),
+            plan=plan,
+            part=None if sample_part is None else sample_part.indices(self.dataset_samples()),
         )
 
     def _report_empty(self) -> None:
@@ -260,7 +332,8 @@ class LoaderPipeline(LoaderTiming):
         return LoaderState(
             epoch=0,
             batches=0,
-            order=("torch" if self.options.order == "torch" else "shuffled") if self.options.shuffle else "sequential",
+            order=_order_name(self.options),
+            plan=None if (plan := self.plan_of_order()) is None else plan.digest(),
             seed=self.options.seed,
             num_samples=self.num_samples(),
             global_batch=(self.options.batch_size or 1) * self.shard().world_size,
@@ -292,6 +365,7 @@ class LoaderPipeline(LoaderTiming):
             verify=(not is_prefetch or is_checked()) and self._wants_purity_check(),
             on_sample_error=self.options.on_sample_error,
             compression=self.options.compression,
+            lane=planned.lane,
         )
 
     def _wants_purity_check(self) -> bool:
@@ -316,6 +390,13 @@ class LoaderPipeline(LoaderTiming):
         timer.traffic = self.traffic
         timer.extent = self.extent
         return timer
+
+
+def _order_name(options: LoaderOptions) -> str:
+    """Return the name of the order in a state."""
+    if not options.shuffle:
+        return "sequential"
+    return "shuffled" if options.order == "hetero" else options.order
 
 
 def _first_and_last(planned: Iterator[PlannedBatch], limit: int) -> Iterator[PlannedBatch]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from hetero.batches.failures import raising_user_types
+from hetero.batches.fetch import Description
 from hetero.batches.request import BatchRequest
 from hetero.batches.skips import Skips
 from hetero.control.rank import session as control
@@ -19,7 +20,7 @@ from hetero.reader.reader import Reader
 from hetero.spec import DatasetSpec
 from hetero.wire.limits import Limits
 
-__all__ = ["expect", "fingerprint", "fleet_for", "num_samples", "open_reader"]
+__all__ = ["describe", "expect", "fleet_for", "num_samples", "open_reader"]
 
 
 class _OwnedFleet(NamedTuple):
@@ -78,20 +79,23 @@ def num_samples(spec: DatasetSpec) -> int:
         DatasetError: If the factory raises.
         DataPlaneError: If no endpoint answers.
     """
-    session = control.current()
-    assert session is not None
     with raising_user_types():
-        count = fleet_for(session).describe(spec).num_samples
+        count = describe(spec).num_samples
     if count is None:
         raise TypeError(f"data set {spec.name!r} has no len()")
     return count
 
 
-def fingerprint(spec: DatasetSpec) -> str:
-    """Return the fingerprint of a data set's content as its endpoints describe it. Raises like `num_samples`."""
+def describe(spec: DatasetSpec) -> Description:
+    """Return what the endpoints say of a data set. Blocks. The answer is cached.
+
+    Raises:
+        DatasetError: If the factory raises.
+        DataPlaneError: If no endpoint answers.
+    """
     session = control.current()
     assert session is not None
-    return fleet_for(session).describe(spec).fingerprint
+    return fleet_for(session).describe(spec)
 
 
 def open_reader(

@@ -3,6 +3,9 @@
 This is pure arithmetic on int64 arrays. Let R be the world size and B the batch size. Global batch k is the slice
 [k R B, (k + 1) R B) of the epoch's order. Rank r takes every R-th element of the slice, starting at the r-th. The
 samples of a global batch therefore do not depend on R if R B stays the same.
+
+With a plan (`hetero.plans`), rank r takes the r-th run of B elements of the slice instead, because elements that follow
+each other may lie together in a file. The last global batch, which may be incomplete, is shared as above.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import numpy.typing as npt
 from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import Work
 from hetero.errors import ConfigError
+from hetero.plans.plan import Order, Plan
 
 __all__ = ["BuiltInOrder", "Permute", "PlannedBatch", "Shard", "epoch_permutation"]
 
@@ -28,6 +32,8 @@ class Permute(Protocol):
         """Return a permutation of ``range(num_samples)`` drawn from (seed, epoch)."""
 
 
+# A source of a mixture gives a sample less often than this in an epoch.
+_MANY = 2**16
 # Mixed into the seed, because other code that seeds from (seed, epoch) must draw different numbers.
 _ORDER_TAG = int.from_bytes(b"hetero", "big")
 
@@ -62,6 +68,8 @@ class PlannedBatch:
     """State of the user's sampler after this batch, if the sampler is stateful."""
     num_drawn: int = 0
     """Number of indices drawn in this epoch, including this batch. 0 for the built-in order."""
+    lane: int | None = None
+    """Lane of the first sample, see `hetero.plans.plan.Order`. None in an order without lanes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +90,8 @@ class BuiltInOrder:
     """Whether all ranks get the same number of samples, with at most world size - 1 repeats."""
     permute: Permute | None = None
     """Function that draws the permutation of an epoch. None for `epoch_permutation`."""
+    plan: Plan | None = None
+    """The order of a shuffled epoch. None for a permutation of all samples."""
     part: npt.NDArray[np.int64] | None = None
     """Indices of the samples that are used, `num_samples` of them. None if all samples of the data set are used."""
 
@@ -113,12 +123,16 @@ class BuiltInOrder:
         count = self.num_global_batches(world_size)
         if start >= count:
             return
-        order = self._permutation(epoch)
         global_batch = self.batch_size * world_size
+        order = self._order(epoch, global_batch)
         end = self._end(world_size)
         for position in range(start, count):
             first, stop = position * global_batch, min((position + 1) * global_batch, end)
-            places = np.arange(first + shard.rank, stop, world_size, dtype=np.int64)
+            if self.plan is not None and stop == first + global_batch:
+                begin = first + shard.rank * self.batch_size
+                places = np.arange(begin, begin + self.batch_size, dtype=np.int64)
+            else:
+                places = np.arange(first + shard.rank, stop, world_size, dtype=np.int64)
             # Empty if the last global batch lacks a sample for this rank, see `num_batches`.
             if len(places):
                 yield self._planned(places, order, position, shard.rank)
@@ -143,7 +157,7 @@ class BuiltInOrder:
         """
         if start >= self.num_global_batches(world_size):
             return
-        order = self._permutation(epoch)
+        order = self._order(epoch, self.batch_size * world_size)
         num_batches = self.num_whole_batches(world_size)
         # With ``drop_last`` all pieces are whole anyway.
         fills_up = self.drop_last or (self.padding and world_size > 1)
@@ -153,11 +167,13 @@ class BuiltInOrder:
             stop = min((number + 1) * self.batch_size, end)
             yield self._planned(np.arange(number * self.batch_size, stop, dtype=np.int64), order, position, rank)
 
-    def _permutation(self, epoch: int) -> npt.NDArray[np.int64] | None:
-        """Return the permutation of an epoch. None without shuffling."""
+    def _order(self, epoch: int, global_batch: int) -> Order:
+        """Return the order of an epoch."""
         if not self.shuffle:
-            return None
-        return (self.permute or epoch_permutation)(self.num_samples, seed=self.seed, epoch=epoch)
+            return _Fixed(None)
+        if self.plan is not None:
+            return self.plan.order(seed=self.seed, epoch=epoch, global_batch=global_batch)
+        return _Fixed((self.permute or epoch_permutation)(self.num_samples, seed=self.seed, epoch=epoch))
 
     def _end(self, world_size: int) -> int:
         """Return the length of the epoch's order, with padding and without dropped samples."""
@@ -167,20 +183,38 @@ class BuiltInOrder:
             return -(-self.num_samples // world_size) * world_size
         return self.num_samples
 
-    def _planned(
-        self, places: npt.NDArray[np.int64], order: npt.NDArray[np.int64] | None, position: int, rank: int
-    ) -> PlannedBatch:
+    def _planned(self, places: npt.NDArray[np.int64], order: Order, position: int, rank: int) -> PlannedBatch:
         """Return the batch of the samples at ``places`` in the epoch's order. Places past the end wrap, for padding."""
-        occurrences = None
+        lane = order.lane(int(places[0]), len(places))
+        repeats = None
         if places[-1] >= self.num_samples:
             # ``repeats``: how often the sample of each place came before. With fewer samples than ranks, the order
             # wraps more than once, so this can exceed 1.
             repeats, places = np.divmod(places, self.num_samples)
-            occurrences = repeats.astype(np.uint32)
-        indices = places if order is None else order[places]
-        return PlannedBatch(
-            position, IndexedWork(indices if self.part is None else self.part[indices], occurrences), rank
-        )
+        indices, occurrences = order.draw(places)
+        # A sample that a plan draws several times is another occurrence each time, also in the padding.
+        if repeats is not None:
+            occurrences = (repeats if occurrences is None else repeats * _MANY + occurrences).astype(np.uint32)
+        work = IndexedWork(indices if self.part is None else self.part[indices], occurrences)
+        return PlannedBatch(position, work, rank, lane=lane)
+
+
+class _Fixed:
+    """An order that is a permutation, or the order of the data set.
+
+    Args:
+        permutation: The permutation of an epoch. None without shuffling.
+    """
+
+    def __init__(self, permutation: npt.NDArray[np.int64] | None) -> None:
+        self._permutation = permutation
+
+    def draw(self, positions: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], None]:
+        """Return the sample at each position."""
+        return (positions if self._permutation is None else self._permutation[positions]), None
+
+    def lane(self, position: int, num_samples: int) -> None:
+        """Return None, because each batch has samples of all files."""
 
 
 def epoch_permutation(num_samples: int, *, seed: int, epoch: int) -> npt.NDArray[np.int64]:

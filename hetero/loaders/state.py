@@ -16,7 +16,7 @@ __all__ = ["LoaderState", "Progress", "Start"]
 logger = logging.getLogger(__name__)
 
 _VERSION = 1
-_ORDERS = ("sequential", "shuffled", "torch", "sampler")
+_ORDERS = ("sequential", "shuffled", "torch", "window", "mixture", "sampler")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +30,15 @@ class LoaderState:
     batches: int
     """Number of global batches of this epoch that were delivered."""
     order: str = field(metadata=limits(choices=_ORDERS))
-    """``sequential``, ``shuffled``, ``torch`` (as torch's samplers shuffle) or ``sampler``."""
+    """``sequential``, ``shuffled``, ``torch`` (as torch's samplers shuffle), ``window``, ``mixture`` or ``sampler``."""
     seed: int = field(metadata=limits(minimum=-(2**63)))
     """The loader's seed."""
     num_samples: int | None = None
     """Length of the data set when the epoch began. None for a user's sampler."""
     global_batch: int | None = None
     """Samples per step over all ranks. None for a user's batch sampler."""
+    plan: str | None = None
+    """Digest of the plan of the order, see `hetero.plans`. None for a permutation of all samples."""
     sampler: object = None
     """State of the user's sampler, if the sampler is stateful."""
     num_drawn: int = 0
@@ -98,6 +100,7 @@ class LoaderState:
             "order": "Use the same shuffle= or sampler=.",
             "seed": "Pass the same seed=.",
             "num_samples": "The data set has changed.",
+            "plan": "Pass the same Mixture, and the same lanes=, window_bytes= and chunk_rows= of the shards.",
             "global_batch": "Keep batch_size x world size: halve the one where you double the other.",
         }
         for name, what_to_do in advice.items():

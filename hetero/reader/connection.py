@@ -19,6 +19,8 @@ from hetero.control.security import Token, call_metadata
 from hetero.documents.text import printable
 from hetero.endpoint.link import Call, EndpointLink, SentFetch
 from hetero.errors import ConfigError, DatasetError, ProtocolError
+from hetero.plans.plan import Source
+from hetero.plans.windows import WindowLayout
 from hetero.spec import DatasetSpec
 from hetero.system.waits import FIRST_BACKOFF_S, MAX_BACKOFF_S, backoff_s
 from hetero.wire import requests
@@ -297,6 +299,14 @@ class EndpointConnection:
             globals=dict(reply.globals),
             warnings=tuple(printable(text[:1000]) for text in reply.warnings[:100]),
             keeps_samples=reply.keeps_samples,
+            sources=tuple(
+                Source(
+                    name=source.name[:1000],
+                    num_samples=source.num_samples,
+                    layout=WindowLayout.from_bytes(source.layout) if source.layout else None,
+                )
+                for source in reply.sources
+            ),
         )
 
     def fetch(

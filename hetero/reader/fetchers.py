@@ -149,7 +149,7 @@ class Fetchers:
             or not self.window.has_room(batch)
         ):
             return None
-        connection = self._router.choose(batch.request.spec)
+        connection = self._router.choose(batch.request.spec, lane=batch.request.lane)
         if connection is None:
             return None
         attempt = self._start(batch, connection)

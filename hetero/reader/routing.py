@@ -23,6 +23,8 @@ from hetero.wire.limits import MAX_HELPERS
 __all__ = ["ConnectionTable", "Router", "owners_of", "subset", "unprepared"]
 
 _MIN_SUBSET = 8
+# Two requests for each endpoint are in flight. An endpoint with two more than another one leaves that one idle.
+_BEHIND = 2
 _LOAD_AGE_S = 1.0
 
 
@@ -141,7 +143,12 @@ class Router:
         return max(2, math.ceil(prefetch_factor * self._table.num_slots / self._world_size))
 
     def choose(
-        self, spec: DatasetSpec, *, alone_for: object | None = None, is_optional_allowed: bool = True
+        self,
+        spec: DatasetSpec,
+        *,
+        lane: int | None = None,
+        alone_for: object | None = None,
+        is_optional_allowed: bool = True,
     ) -> EndpointConnection | None:
         """Return the endpoint for the next request, None if no endpoint can compute it now. `release` gives it back.
 
@@ -150,8 +157,13 @@ class Router:
         the order of `endpoints` decides, which differs between ranks. A straggler is chosen only if all others are
         unsuitable.
 
+        The batches of a lane go to one endpoint, which has read their files already (tests/reader/test_routing.py).
+        Ranks that use the same endpoints choose the same one. If it has fallen behind by `_BEHIND` requests, another
+        one gets the batch.
+
         Args:
             spec: The request's data set.
+            lane: See `BatchRequest.lane`. None if each endpoint serves the request equally well.
             alone_for: The request, if it must be the only one of this process on its endpoint. The chosen endpoint is
                 then reserved and gets no other new requests. While the reserved endpoint has outstanding requests, this
                 method returns None, and the caller asks again.
@@ -166,12 +178,14 @@ class Router:
             and connection.busy_until_s <= now_s
             and connection.reserved_by in (None, alone_for)
         ]
+        own = self._endpoint_of_lane(lane, ready)
         # False comes before True. So the endpoint that is reserved for the request comes first. Stragglers come last.
         chosen = min(
             ready,
             key=lambda connection: (
                 connection.reserved_by is not alone_for,
                 connection.is_avoided(now_s),
+                connection is not own,
                 *_burden(connection, now_s),
             ),
             default=None,
@@ -185,6 +199,16 @@ class Router:
             if chosen.num_outstanding:
                 return None
         return self._occupy(chosen)
+
+    def _endpoint_of_lane(self, lane: int | None, ready: Sequence[EndpointConnection]) -> EndpointConnection | None:
+        """Return the endpoint that serves a lane. None if it is not ready, or has fallen behind."""
+        if lane is None or not ready:
+            return None
+        # The order of `endpoints` differs between ranks, the order of the ids does not.
+        endpoints = sorted(self.endpoints, key=lambda connection: connection.record.endpoint_id)
+        own = endpoints[lane % len(endpoints)]
+        least = min(connection.num_outstanding for connection in ready)
+        return own if own in ready and own.num_outstanding < least + _BEHIND else None
 
     def choose_owners(
         self, request: BatchRequest, lead: EndpointConnection

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from hetero.control.rank import session as control
 from hetero.errors import ConfigError
@@ -15,10 +15,12 @@ from hetero.loaders.checks import (
     check_prefetch_factor,
     check_sample_errors,
     check_seed,
+    check_shuffle,
 )
 from hetero.loaders.pipeline import LoaderOptions
 from hetero.metrics.skips import DEFAULT_MAX_SKIPS
 from hetero.metrics.steps import check_name
+from hetero.plans.mixtures import Mixture
 from hetero.spec import DatasetSpec
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ def from_dataset(
     spec: DatasetSpec,
     *,
     batch_size: int | None,
-    shuffle: bool = False,
+    shuffle: bool | Literal["window"] | Mixture = False,
     drop_last: bool = False,
     seed: int = 0,
     padding: bool = True,
@@ -98,7 +100,9 @@ def from_dataset(
         spec: Result of a function decorated with ``@hetero.dataset``. With
             ``@hetero.dataset(collate_fn=hetero.collate_arrays)`` its batches do not need torch.
         batch_size: Samples per batch and rank. None if the items of the data set are batches.
-        shuffle: Permute the samples of every epoch.
+        shuffle: Permute the samples of every epoch. ``"window"`` shuffles the rows of files that `hetero.shards` reads
+            within windows, so that each file is read in one go. A `hetero.Mixture` draws from the sources of a data set
+            in given shares.
         drop_last: Drop the last incomplete global batch.
         seed: Signed 64-bit. Order and random draws depend only on the seed and the epoch.
         padding: With ``drop_last=False``, repeat at most world size - 1 samples to give all ranks equally many.
@@ -159,7 +163,9 @@ def from_dataset(
 
     options = LoaderOptions(
         batch_size=batch_size,
-        shuffle=shuffle,
+        shuffle=bool(shuffle),
+        order=check_shuffle(shuffle) or "hetero",
+        mixture=shuffle if isinstance(shuffle, Mixture) else None,
         drop_last=drop_last,
         padding=padding,
         seed=seed,

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from hetero.audit.ledger import BatchEntry
+from hetero.batches.fetch import Description
 from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest
 from hetero.control.rank import session as control
@@ -113,9 +114,9 @@ class Feed(LoaderPipeline):
             raise ConfigError(f"data set {self.subject.name!r} has no len()\n  Define its method __len__.")
         return count
 
-    def fingerprint(self) -> str:
-        """Return the fingerprint of the data set's content."""
-        return self._fleet().describe(self.subject).fingerprint
+    def remote_description(self) -> Description:
+        """Return what endpoints say of the data set. There are endpoints on this host if there are no data hosts."""
+        return self._fleet().describe(self.subject)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next pass. The passes after it are the following epochs.

@@ -13,7 +13,7 @@ import torch.utils.data
 
 from hetero.datasets import get_factory
 from hetero.errors import ConfigError
-from hetero.loaders.checks import check_seed
+from hetero.loaders.checks import check_seed, check_shuffle
 from hetero.loaders.pipeline import is_remote
 from hetero.loaders.sampling import Shard
 from hetero.spec import DatasetFactory, DatasetSpec
@@ -74,15 +74,18 @@ def _spec_of(part: Any) -> DatasetSpec | None:
     return part if isinstance(part, DatasetSpec) else _spec_inside(part)
 
 
-def check_order(order: str) -> str:
-    """Return the name of the order if it is valid.
+def check_order(order: str, shuffle: object) -> str:
+    """Return the order of `LoaderOptions` for two arguments of the loader.
 
     Raises:
-        ConfigError: If it is not ``"hetero"`` or ``"torch"``.
+        ConfigError: If ``order`` is not ``"hetero"`` or ``"torch"``, or as in `check_shuffle`.
     """
     if order not in ("hetero", "torch"):
         raise ConfigError(f"order is {order!r:.80}, expected 'hetero' or 'torch'")
-    return order
+    named = check_shuffle(shuffle)
+    if named and order == "torch":
+        raise ConfigError(f'order="torch" permutes all samples, and shuffle={shuffle!r:.40} does not; pass one of them')
+    return named or order
 
 
 def check_shard(shard: tuple[int, int] | None) -> Shard | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.utils.data
@@ -16,6 +16,7 @@ from hetero.loaders.checks import check_compression, check_prefetch_factor, chec
 from hetero.loaders.pipeline import LoaderOptions
 from hetero.metrics.skips import DEFAULT_MAX_SKIPS
 from hetero.metrics.steps import StepTimer
+from hetero.plans.mixtures import Mixture
 from hetero.spec import DatasetSpec
 from hetero.torch.checks import (
     check_functions,
@@ -148,7 +149,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         dataset: The return value of a function decorated with ``@hetero.dataset``, or a map-style data set object.
             Endpoints cannot serve such an object.
         batch_size: Samples per batch on each rank. None delivers single samples.
-        shuffle: Whether to permute the samples of every epoch.
+        shuffle: Whether to permute the samples of every epoch. ``"window"`` shuffles the rows of files that
+            `hetero.shards` reads within windows, so that each file is read in one go. A `hetero.Mixture` draws from
+            the sources of a data set in given shares.
         sampler: Yields indices: integers, floats, bool, str, bytes, None, or tuples and lists of these.
         batch_sampler: Yields lists of indices.
         num_workers: Local processes. Ignored if batches come from endpoints.
@@ -204,7 +207,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self,
         dataset: Any,
         batch_size: int | None = 1,
-        shuffle: bool | None = None,
+        shuffle: bool | Literal["window"] | Mixture | None = None,
         sampler: Iterable[Any] | None = None,
         batch_sampler: Iterable[Any] | None = None,
         num_workers: int = 0,
@@ -239,7 +242,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             batch_size, drop_last = batch_sampler.batch_size, batch_sampler.drop_last
             sampler, batch_sampler = batch_sampler.sampler, None
         if isinstance(sampler, SamplerView):
-            shuffle, sampler = sampler.shuffle, None
+            options = sampler.pipeline.options
+            shuffle, sampler = options.mixture or (options.order == "window" and "window") or options.shuffle, None
         # Check the arguments that hetero restricts.
         check_subject(subject)
         makes_batches = batch_size is not None or batch_sampler is not None
@@ -266,7 +270,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 on_sample_error=policy,
                 max_skips=max_skips,
                 name=name,
-                order=check_order(order),
+                order=check_order(order, shuffle),
+                mixture=shuffle if isinstance(shuffle, Mixture) else None,
                 shard=check_shard(shard),
                 requests_next_epoch=bool(requests_next_epoch),
             ),
@@ -296,7 +301,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             view,
             batch_size,
             # With its own order, this loader passes a sampler, and torch rejects shuffle together with a sampler.
-            None if has_own_order else shuffle,
+            None if has_own_order else bool(shuffle),
             SamplerView(pipeline, view) if has_own_order else sampler,
             batch_sampler,
             num_workers,

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.utils.data
 
+from hetero.batches.build import BuiltDataset
 from hetero.batches.fetch import describe
 from hetero.control.rank import session as control
 from hetero.errors import ConfigError
@@ -110,14 +111,13 @@ class Pipeline(LoaderPipeline):
         _ = self.local.built  # build the data set, because `len` below does not
         return len(self.local)
 
-    def fingerprint(self) -> str | None:
-        """Return a fingerprint of the data set's content. Return None if this process would have to build it first."""
-        if is_remote() and isinstance(self.subject, DatasetSpec):
-            from hetero.loaders import remote  # imports the data plane, which local jobs do not need
+    def local_built(self) -> BuiltDataset:
+        """Return the data set, built in this process."""
+        return self.local.built
 
-            return remote.fingerprint(self.subject)
-        # `built` is a cached property, which is in the dictionary after its first use.
-        if "built" not in self.local.__dict__:
+    def local_fingerprint(self) -> str | None:
+        """Return a fingerprint of the data set's content. Return None if this process would have to build it first."""
+        if "built" not in self.local.__dict__:  # a cached property is there after its first use
             return None
         with self.local.noting_files():
             return describe(self.local.built).fingerprint

@@ -59,6 +59,24 @@ def test_router_chooses_least_outstanding_then_load_then_turns(tools: Any) -> No
     assert router.choose(spec) is one
 
 
+def test_batches_of_a_lane_go_to_one_endpoint_unless_it_falls_behind(tools: Any) -> None:
+    spec = tools.spec()
+    routers = [Routed(["a", "b", "c"], spec=spec, rank=rank, world_size=2).router for rank in range(2)]
+
+    def chosen(router: Any, lane: int) -> Any:
+        connection = router.choose(spec, lane=lane)
+        return connection.record.endpoint_id
+
+    # Each rank has the endpoints in another order, and both send a lane to the same one.
+    of_lanes = [chosen(routers[0], lane) for lane in (0, 1, 2, 3)]
+    assert [chosen(routers[1], lane) for lane in (0, 1, 2, 3)] == of_lanes
+    assert len(set(of_lanes)) == 3
+    assert of_lanes[3] == of_lanes[0]
+    # Its endpoint has two requests and the others have one. With one more it is two ahead of them.
+    assert chosen(routers[0], 3) == of_lanes[0]
+    assert chosen(routers[0], 3) != of_lanes[0]
+
+
 def test_router_keeps_an_endpoint_free_for_a_suspect(tools: Any) -> None:
     spec, suspect = tools.spec(), object()
     routed = Routed(["a", "b"], spec=spec)

@@ -103,7 +103,7 @@ class PrepareRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., dataset: _Optional[_Union[DatasetSpec, _Mapping]] = ..., expected: _Optional[_Iterable[_Union[DatasetSpec, _Mapping]]] = ...) -> None: ...
 
 class PrepareReply(_message.Message):
-    __slots__ = ("failure", "num_samples", "fingerprint", "environment", "globals", "warnings", "keeps_samples")
+    __slots__ = ("failure", "num_samples", "fingerprint", "environment", "globals", "warnings", "sources", "keeps_samples")
     class EnvironmentEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -124,6 +124,7 @@ class PrepareReply(_message.Message):
     ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
     GLOBALS_FIELD_NUMBER: _ClassVar[int]
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
     KEEPS_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     failure: Failure
     num_samples: int
@@ -131,8 +132,19 @@ class PrepareReply(_message.Message):
     environment: _containers.ScalarMap[str, str]
     globals: _containers.ScalarMap[str, str]
     warnings: _containers.RepeatedScalarFieldContainer[str]
+    sources: _containers.RepeatedCompositeFieldContainer[Source]
     keeps_samples: bool
-    def __init__(self, failure: _Optional[_Union[Failure, _Mapping]] = ..., num_samples: _Optional[int] = ..., fingerprint: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ..., globals: _Optional[_Mapping[str, str]] = ..., warnings: _Optional[_Iterable[str]] = ..., keeps_samples: bool = ...) -> None: ...
+    def __init__(self, failure: _Optional[_Union[Failure, _Mapping]] = ..., num_samples: _Optional[int] = ..., fingerprint: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ..., globals: _Optional[_Mapping[str, str]] = ..., warnings: _Optional[_Iterable[str]] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., keeps_samples: bool = ...) -> None: ...
+
+class Source(_message.Message):
+    __slots__ = ("name", "num_samples", "layout")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    num_samples: int
+    layout: bytes
+    def __init__(self, name: _Optional[str] = ..., num_samples: _Optional[int] = ..., layout: _Optional[bytes] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
     __slots__ = ("protocol", "dataset", "indices", "keys", "occurrences", "helpers", "seed", "epoch", "position", "collate", "step", "verify", "max_batch_bytes", "compression", "on_sample_error", "as_is", "contiguous", "is_part", "owners")

@@ -1,0 +1,193 @@
+"""Makes the index of shards, in several processes."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from typing import NamedTuple
+
+from hetero.errors import ConfigError
+from hetero.shards.files import digest_of_ends
+from hetero.shards.formats import make_format
+from hetero.shards.index import Index, ShardRecord, Table, load_index, save_index
+from hetero.shards.stores import exists, facts_of, is_url
+from hetero.system.process import die_with_parent
+
+__all__ = ["Indexed", "Progress", "index_shards", "path_in_index", "scan_shards"]
+
+_SAVE_S = 5.0
+"""A kill loses at most the files of these seconds."""
+
+
+class Progress(NamedTuple):
+    """How far indexing has come."""
+
+    num_done: int
+    num_shards: int
+    bytes_done: int
+    num_bytes: int
+
+
+class Indexed(NamedTuple):
+    """What `index_shards` has done."""
+
+    whole: Index
+    """The index as it was written."""
+    num_read: int
+    """Shards that were read now. The index had the others already."""
+
+
+def path_in_index(path: str, index: str) -> str:
+    """Return the path of a file as an index has it: relative if the file lies below the folder of the index.
+
+    Args:
+        path: Absolute path, or URL.
+        index: Path or URL of the index.
+    """
+    folder = (index if is_url(index) else os.path.abspath(index)).rpartition("/")[0] + "/"
+    return path.removeprefix(folder)
+
+
+def scan_shards(paths: Sequence[str], format_name: str) -> Index:
+    """Return the index of shards whose format has a table of contents. Reads little of each file.
+
+    Raises:
+        ConfigError: If a file cannot be read. The message names it.
+    """
+    return Index.join(dict(_scan(path, path, format_name) for path in paths), format_name)
+
+
+def index_shards(
+    paths: Sequence[str],
+    output: str,
+    format_name: str,
+    *,
+    num_processes: int,
+    on_progress: Callable[[Progress], object],
+) -> Indexed:
+    """Write the index of shards. Shards that the index has already, and that have not changed, are not read again.
+
+    Args:
+        paths: The files, each once.
+        output: Path or URL of the index. It is written every few seconds, so a killed run continues where it was.
+        format_name: One of `hetero.shards.formats.FORMATS`.
+        num_processes: Processes that read files, at least 1.
+        on_progress: Called after each file.
+
+    Raises:
+        ConfigError: If files cannot be read. The message names them, and the index has all others.
+    """
+    folder = os.path.dirname(os.path.abspath(output))
+    if not is_url(output) and not os.path.isdir(folder):
+        raise ConfigError(f"the folder {folder} of the index does not exist; make it, or name another --output")
+    known = _known(output, format_name)
+    names = {path_in_index(path, output): path for path in paths}
+    facts = {name: facts_of(path) for name, path in names.items()}
+    sizes = {name: each.size for name, each in facts.items()}
+    kept = {name for name in names if name in known and facts[name] == (known[name][0].size, known[name][0].mark)}
+    to_do = [name for name in names if name not in kept]
+    done_bytes = sum(sizes[name] for name in kept)
+    failures: dict[str, str] = {}
+
+    def save() -> Index:
+        # The order of the argument, then what the index had besides.
+        order = [*(name for name in names if name in known), *(name for name in known if name not in names)]
+        index = Index.join(dict(known[name] for name in order), format_name)
+        save_index(output, index)
+        return index
+
+    saved_s = time.monotonic()
+    scanned = _scan_all({name: names[name] for name in to_do}, format_name, num_processes)
+    try:
+        for number, (name, found) in enumerate(scanned, 1):
+            if isinstance(found, str):
+                known.pop(name, None)
+                failures[name] = found
+            else:
+                known[name] = found
+            done_bytes += sizes[name]
+            on_progress(Progress(len(kept) + number, len(names), done_bytes, sum(sizes.values())))
+            if time.monotonic() - saved_s > _SAVE_S:
+                save()
+                saved_s = time.monotonic()
+    finally:
+        scanned.close()
+        index = save()
+    if failures:
+        listed = "\n  ".join(list(failures.values())[:10])
+        raise ConfigError(f"{len(failures)} of {len(names)} files could not be indexed:\n  {listed}")
+    return Indexed(index, len(to_do))
+
+
+def _scan_all(
+    paths: Mapping[str, str], format_name: str, num_processes: int
+) -> Generator[tuple[str, tuple[ShardRecord, Table] | str], None, None]:
+    """Yield each name with what the index gets of its file, or with the reason why it cannot be read."""
+    if min(num_processes, len(paths)) <= 1:
+        for name, path in paths.items():
+            try:
+                yield name, _scan(path, name, format_name)
+            except ConfigError as error:
+                yield name, str(error)
+        return
+    # Processes that are spawned share no state of libraries with this one.
+    with concurrent.futures.ProcessPoolExecutor(
+        min(num_processes, len(paths)),
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=die_with_parent,
+        initargs=(os.getpid(),),
+    ) as pool:
+        futures = {pool.submit(_scan, path, name, format_name): name for name, path in paths.items()}
+        try:
+            for future in concurrent.futures.as_completed(futures):
+                name = futures[future]
+                try:
+                    yield name, future.result()
+                except ConfigError as error:
+                    yield name, str(error)
+                except BrokenProcessPool:
+                    yield name, f"{name}: its process was killed, perhaps for lack of memory"
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _known(output: str, format_name: str) -> dict[str, tuple[ShardRecord, Table]]:
+    """Return what an index has already, by path."""
+    if not exists(output):
+        return {}
+    before = load_index(output)
+    if before.format != format_name:
+        raise ConfigError(
+            f"{output} is the index of {before.format} files, and these are {format_name}; name another --output"
+        )
+    return {shard.path: (shard, table) for shard, table in before.parts()}
+
+
+def _scan(path: str, name: str, format_name: str) -> tuple[ShardRecord, Table]:
+    """Return what the index has of one file.
+
+    Raises:
+        ConfigError: If it cannot be read.
+    """
+    try:
+        facts = facts_of(path)
+        table = Table.of(make_format(format_name).scan(path))
+        record = ShardRecord(
+            path=name,
+            size=facts.size,
+            digest=digest_of_ends(path),
+            mark=facts.mark,
+            num_rows=int(table.rows.sum()),
+            num_blocks=len(table.rows),
+        )
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"shard {path} cannot be read: {type(error).__name__}: {error}") from error
+    if not record.num_rows:
+        raise ConfigError(f"shard {path} is empty: it has no rows; leave it out")
+    return record, table

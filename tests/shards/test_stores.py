@@ -1,0 +1,128 @@
+"""Shards of a store: read in few requests, copied once for all processes of a host, and compared with the index."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetero import cli, shards
+from hetero.errors import ConfigError
+from hetero.shards import copies
+from hetero.shards.stores import facts_of
+from tests.support.shards import FORMATS, row, write_shards
+
+fsspec = pytest.importorskip("fsspec")
+pytest.importorskip("pyarrow")
+pytest.importorskip("zstandard")
+
+from fsspec.implementations.local import LocalFileSystem  # noqa: E402
+
+LOG = "HETERO_TEST_REQUESTS"
+
+
+class CountedFileSystem(LocalFileSystem):  # type: ignore[misc]
+    """The local files, as a store that notes each request in a file."""
+
+    protocol = "counted"
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(LocalFileSystem._strip_protocol(path.removeprefix("counted://")))
+
+    def unstrip_protocol(self, name: str) -> str:
+        return f"counted://{name}"
+
+    def glob(self, path: str, **options: Any) -> Any:
+        note("list", path)
+        return super().glob(path, **options)
+
+    def cat_ranges(self, paths: Any, starts: Any, ends: Any, **options: Any) -> Any:
+        for path, start, end in zip(paths, starts, ends, strict=True):
+            note(f"get {end - start}", path)
+        return super().cat_ranges(paths, starts, ends, **options)
+
+
+def note(what: str, path: str) -> None:
+    with Path(os.environ[LOG]).open("a") as log:
+        log.write(f"{what} {Path(path).name}\n")
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Register the store, and return the file of its requests."""
+    fsspec.register_implementation("counted", CountedFileSystem, clobber=True)
+    monkeypatch.setenv(LOG, str(tmp_path / "requests"))
+    return tmp_path / "requests"
+
+
+def plain(sample: dict[str, Any]) -> Any:
+    import json
+
+    return json.loads(sample["json"]) if "__key__" in sample else sample
+
+
+def made(folder: Path, ending: str, **options: Any) -> Any:
+    """Return the rows of indexed shards in the store."""
+    write_shards(folder / "data", ending, [40, 30, 30])
+    # The command has processes of its own, which do not know the store. They read the same files by their paths.
+    assert cli.main(["index", str(folder / "data" / f"*.{ending}"), "--processes=1"]) == 0
+    make = getattr(shards, ending.partition(".")[0])
+    return make(f"counted://{folder}/data/*.{ending}", scratch=folder / "scratch", **options)
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_rows_of_a_store_are_those_of_the_files(tmp_path: Path, ending: str, store: Path) -> None:
+    rows = made(tmp_path, ending)
+    assert [plain(rows[number]) for number in range(100)] == [row(number) for number in range(100)]
+    requests = store.read_text().splitlines()
+    assert sum(request.startswith("list") for request in requests) == 1
+    # Each byte was read once.
+    read = sum(int(request.split()[1]) for request in requests if request.startswith("get"))
+    assert read == sum(path.stat().st_size for path in (tmp_path / "data").glob("shard*"))
+
+
+def test_processes_of_a_host_share_a_copy(tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copies, "_PIECE_BYTES", 512)
+    rows = made(tmp_path, "parquet")
+    children = []
+    for _ in range(4):
+        if (pid := os.fork()) == 0:
+            os._exit(0 if [rows[number] for number in range(100)] == [row(number) for number in range(100)] else 1)
+        children.append(pid)
+    assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * 4
+    requests = store.read_text().splitlines()
+    read = sum(int(request.split()[1]) for request in requests if request.startswith("get"))
+    assert read == sum(path.stat().st_size for path in (tmp_path / "data").glob("shard*"))
+
+
+def test_changed_shard_of_a_store_is_refused(tmp_path: Path) -> None:
+    rows = made(tmp_path, "jsonl")
+    shard = tmp_path / "data" / "shard-001.jsonl"
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-10])
+    with pytest.raises(ConfigError, match="shard-001.jsonl has changed since it was indexed: it has .* bytes"):
+        rows[40]
+    shard.write_bytes(content[:-10] + b"x" * 10)
+    with pytest.raises(ConfigError, match="shard-001.jsonl has changed .* other bytes at its ends"):
+        rows[40]
+    shard.write_bytes(content)
+    assert rows[40] == row(40)
+
+
+def test_copies_are_bounded(tmp_path: Path) -> None:
+    rows = made(tmp_path, "tar", scratch_bytes=1)
+    assert [plain(rows[number])["id"] for number in (0, 45, 99, 1)] == [0, 45, 99, 1]
+    assert len(list((tmp_path / "scratch").glob("*.copy"))) == 1
+    assert len(list((tmp_path / "scratch").glob("*.pieces"))) == 1
+
+
+def test_missing_store_and_shard_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nowhere://x cannot be read"):
+        facts_of("nowhere://x")
+    with pytest.raises(ConfigError, match="cannot read counted:///no/file"):
+        facts_of("counted:///no/file")
+    with pytest.raises(ConfigError, match="there is no index counted:///no/hetero-index.npz"):
+        shards.tar(["counted:///no/a.tar", "counted:///no/b.tar"])
