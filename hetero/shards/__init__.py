@@ -1,4 +1,4 @@
-"""Map-style data sets over files of many rows: Parquet, tar, JSON Lines, Arrow.
+"""Map-style data sets over files of many rows: Parquet, tar, JSON Lines, Arrow, ArrayRecord, LitData and MDS.
 
 rows.py       `Rows`, the data set: finds the block of a row, and keeps the blocks read last
 index.py      `Index`, the file that `hetero index` writes: the rows and blocks of each shard
@@ -10,6 +10,6 @@ A *shard* is a file. A *block* is the least part of a shard that is read at once
 record batch of an Arrow file, some lines, some samples of a tar file. A *row* is a sample before the user's functions.
 """
 
-from hetero.shards.rows import Rows, arrow, jsonl, parquet, tar
+from hetero.shards.rows import Rows, array_record, arrow, jsonl, litdata, mds, parquet, tar
 
-__all__ = ["Rows", "arrow", "jsonl", "parquet", "tar"]
+__all__ = ["Rows", "array_record", "arrow", "jsonl", "litdata", "mds", "parquet", "tar"]

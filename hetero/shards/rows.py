@@ -22,12 +22,13 @@ from hetero.plans.windows import WindowLayout
 from hetero.shards.copies import Scratch
 from hetero.shards.files import INDEX_NAME, ShardFile, base_of, expand
 from hetero.shards.formats import make_format
+from hetero.shards.formats.chunks import files_of
 from hetero.shards.formats.format import Block, Format, OpenShard
 from hetero.shards.index import Index, load_index
 from hetero.shards.indexing import path_in_index, scan_shards
 from hetero.shards.stores import exists
 
-__all__ = ["Rows", "arrow", "jsonl", "parquet", "tar"]
+__all__ = ["Rows", "array_record", "arrow", "jsonl", "litdata", "mds", "parquet", "tar"]
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +80,24 @@ def tar(files: Files, **options: Any) -> Rows:
     ``{"__key__": "a/0001", "jpg": bytes, "cls": bytes}``. The files need an index, which ``hetero index`` writes.
     """
     return Rows("tar", files, **options)
+
+
+def array_record(files: Files, **options: Any) -> Rows:
+    """Return the records of ArrayRecord files as bytes. Needs array-record. See `Rows` for the options."""
+    return Rows("array_record", files, **options)
+
+
+def litdata(folder: str | os.PathLike[str], **options: Any) -> Rows:
+    """Return the samples of a folder that ``litdata.optimize`` wrote. Needs litdata. See `Rows` for the options."""
+    return Rows("chunks", files_of(os.path.abspath(folder)), **options)
+
+
+def mds(folder: str | os.PathLike[str], **options: Any) -> Rows:
+    """Return the samples of a folder of Mosaic Streaming, without compression. Needs litdata, which decodes them too.
+
+    See `Rows` for the options.
+    """
+    return Rows("chunks", files_of(os.path.abspath(folder)), **options)
 
 
 class Rows:

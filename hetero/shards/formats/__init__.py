@@ -23,6 +23,8 @@ FORMATS = {
         (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz", ".jsonl.zst", ".ndjson.zst", ".json.gz", ".json.zst"),
     ),
     "tar": ("hetero.shards.formats.tar", "Tar", (".tar",)),
+    "array_record": ("hetero.shards.formats.array_record", "ArrayRecord", (".array_record", ".arrayrecord")),
+    "chunks": ("hetero.shards.formats.chunks", "Chunks", (".mds", ".bin")),
 }
 """Module, class and endings of file names for each format."""
 

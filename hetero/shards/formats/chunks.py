@@ -1,0 +1,150 @@
+"""Chunks of LitData, and shards of Mosaic Streaming (MDS), read with the package ``litdata``.
+
+Both have an ``index.json`` beside their files. A block is a run of samples.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+from hetero.errors import ConfigError
+from hetero.shards.files import ShardFile
+from hetero.shards.formats.format import Block, Scanned
+from hetero.shards.stores import is_url, open_binary
+
+__all__ = ["Chunks", "files_of"]
+
+_BLOCK_ROWS = 256
+_UNSAFE = ("pickle", "pkl")
+"""Leaves whose decoding runs code of the file."""
+
+
+def files_of(folder: str) -> list[str]:
+    """Return the files that the ``index.json`` of a folder names, in its order.
+
+    Raises:
+        ConfigError: If there is no index.
+    """
+    return [os.path.join(folder, name) for name in _entries(_read_index(folder))]
+
+
+class Chunks:
+    """Each row is what ``litdata.StreamingDataset`` gives: a dictionary, a tuple, or a single value.
+
+    Args:
+        columns: Keys to keep, if rows are dictionaries. None for all.
+    """
+
+    needs_scan = False
+
+    def __init__(self, columns: Sequence[str] | None = None) -> None:
+        self._columns = columns
+
+    def scan(self, path: str) -> Iterator[Scanned]:
+        """Yield the blocks, from the index of the folder."""
+        if is_url(path):
+            raise ConfigError(f"{path}: files of LitData and MDS must lie on the host, because the library reads paths")
+        size = os.stat(path).st_size
+        num_rows, stated_bytes = _entries(_read_index(os.path.dirname(path)))[os.path.basename(path)]
+        if size != stated_bytes:
+            raise ValueError(f"it has {size} bytes, and its index.json states {stated_bytes}")
+        for first in range(0, num_rows, _BLOCK_ROWS):
+            rows = min(_BLOCK_ROWS, num_rows - first)
+            # The library itself knows where samples are.
+            yield Scanned(rows, size, size * rows // num_rows)
+
+    def open(self, file: ShardFile) -> _OpenChunk:
+        """Open a shard."""
+        return _OpenChunk(file, self._columns)
+
+
+class _OpenChunk:
+    def __init__(self, file: ShardFile, columns: Sequence[str] | None) -> None:
+        self._file = file
+        self._columns = columns
+        self._loader, self._number, self._num_rows = _loader_of(file.path)
+
+    def block(self, number: int, begin: int, end: int) -> Block:
+        first = number * _BLOCK_ROWS
+        places = range(first, min(first + _BLOCK_ROWS, self._num_rows))
+        # The library maps the file, so the rows take no memory until they are decoded.
+        return Block(_Decoded(places, self._loader, self._number, self._file, self._columns), 0)
+
+
+class _Decoded(Sequence[Any]):
+    """The rows of a run of samples, each decoded when it is indexed."""
+
+    def __init__(self, places: range, loader: Any, number: int, file: ShardFile, columns: Sequence[str] | None) -> None:
+        self._places = places
+        self._loader = loader
+        self._number = number
+        self._file = file
+        self._columns = columns
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, place: int) -> Any: ...
+    @overload
+    def __getitem__(self, place: slice) -> Any: ...
+    def __getitem__(self, place: Any) -> Any:
+        row = self._loader.load_item_from_chunk(
+            index=self._places[place],
+            chunk_index=self._number,
+            chunk_filepath=self._file.path,
+            begin=0,
+            filesize_bytes=self._file.size,
+        )
+        return row if self._columns is None else {name: row[name] for name in self._columns}
+
+
+def _entries(document: Any) -> dict[str, tuple[int, int]]:
+    """Return the number of samples and the size of each file that an index names."""
+    if "shards" in document:
+        infos = [(shard["samples"], shard["zip_data"] or shard["raw_data"]) for shard in document["shards"]]
+        return {info["basename"]: (num_samples, info["bytes"]) for num_samples, info in infos}
+    return {chunk["filename"]: (chunk["chunk_size"], chunk["chunk_bytes"]) for chunk in document["chunks"]}
+
+
+def _read_index(folder: str) -> Any:
+    path = os.path.join(folder, "index.json")
+    try:
+        with open_binary(path) as file:
+            return json.loads(file.read())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}; expected the index of LitData or MDS") from error
+
+
+def _loader_of(path: str) -> tuple[Any, int, int]:
+    """Return the decoder of a file, the number of the file in its index, and its samples.
+
+    Raises:
+        ConfigError: If the package is missing, or decoding would run code of the file.
+    """
+    try:
+        from litdata.streaming.item_loader import PyTreeLoader
+        from litdata.streaming.serializers import _get_serializers
+        from litdata.utilities._pytree import treespec_loads
+        from litdata.utilities.dataset_utilities import adapt_mds_shards_to_chunks
+    except ImportError as error:
+        raise ConfigError(f"{path} needs the package litdata: pip install hetero[litdata]") from error
+    document = _read_index(os.path.dirname(path))
+    if "shards" in document:
+        for shard in document["shards"]:
+            # litdata reads this entry of shards without compression too.
+            shard["zip_data"] = shard["zip_data"] or shard["raw_data"]
+        document = adapt_mds_shards_to_chunks(document)
+    config, chunks = document["config"], document["chunks"]
+    if unsafe := [each for each in config["data_format"] if each.partition(":")[0] in _UNSAFE]:
+        raise ConfigError(f"{path} has {unsafe[0]} leaves, whose decoding runs code of the file; write it without them")
+    if config["data_spec"] is not None:
+        config["data_spec"] = treespec_loads(config["data_spec"])
+    loader = PyTreeLoader()
+    loader.setup(config, chunks, _get_serializers(None))
+    names = [chunk["filename"] for chunk in chunks]
+    number = names.index(os.path.basename(path))
+    return loader, number, chunks[number]["chunk_size"]
