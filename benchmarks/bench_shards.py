@@ -79,16 +79,16 @@ class Hetero(_Rows):
 
     def rows(self) -> Iterator[Any]:
         """Yield the rows of one pass."""
-        order: Any = np.arange(len(self._rows))
+        places = np.arange(len(self._rows))
+        order: Any = (places,)
         if self.config["shuffle"]:
             windows = WindowOrder(self._rows.layout, seed=0, epoch=self._epoch)
-            order = (windows.draw(order[begin : begin + BATCH_SIZE])[0] for begin in range(0, len(order), BATCH_SIZE))
-        else:
-            order = (order,)
+            begins = range(0, len(places), BATCH_SIZE)
+            order = (windows.draw(places[begin : begin + BATCH_SIZE])[0] for begin in begins)
         self._epoch += 1
         for indices in order:
-            for index in indices.tolist():
-                yield self._rows[index]
+            for begin in range(0, len(indices), BATCH_SIZE):
+                yield from self._rows.__getitems__(indices[begin : begin + BATCH_SIZE].tolist())
 
 
 class Local(_Rows):

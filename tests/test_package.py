@@ -24,8 +24,8 @@ TREES = {path.relative_to(PACKAGE): ast.parse(path.read_bytes()) for path in FIL
 # Each may import from the lines above it and from itself.
 LAYERS = (
     {"errors", "epochs", "__version__"},
-    {"plans"},
     {"documents"},
+    {"plans"},
     {"spec", "system"},
     {"pricing"},
     {"cluster"},

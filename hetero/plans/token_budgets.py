@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from hetero.documents.arrays import array_of
 from hetero.errors import ConfigError
 
 __all__ = ["TokenBudget"]
@@ -124,9 +125,8 @@ def _read_lengths(lengths: str | os.PathLike[str] | Sequence[int] | npt.NDArray[
         ConfigError: If they are no list of whole numbers, or cannot be read.
     """
     try:
-        given: Any = lengths
         is_path = isinstance(lengths, (str, os.PathLike))
-        found: Any = np.load(given, allow_pickle=False) if is_path else np.asarray(given)
+        found = array_of(Path(lengths).read_bytes()) if is_path else np.asarray(lengths)  # type: ignore[arg-type]
     except (OSError, ValueError) as error:
         raise ConfigError(f"the lengths of a TokenBudget cannot be read: {error}") from error
     if found.ndim != 1 or (found.dtype.kind not in "iu" and len(found)):

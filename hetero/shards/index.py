@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from hetero.documents.arrays import array_of
 from hetero.documents.records import decode
 from hetero.errors import ConfigError
 from hetero.shards.formats.format import Scanned
@@ -167,15 +168,10 @@ def _arrays_of(content: bytes) -> list[npt.NDArray[Any]]:
             # A compressed entry could have any size.
             if entry.compress_type != zipfile.ZIP_STORED or entry.file_size > len(content):
                 raise ValueError(f"{name} is compressed")
-            unpacked = archive.read(entry)
-            file = io.BytesIO(unpacked)
-            np.lib.format.read_magic(file)
-            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-            # NumPy itself would allocate what the head states.
-            size = len(unpacked) - file.tell()
-            if dtype != (np.uint8 if name == "header" else np.int64) or shape != (size // dtype.itemsize,):
-                raise ValueError(f"{name} is {dtype} {shape}")
-            found.append(np.frombuffer(unpacked, dtype, offset=file.tell()))
+            array = array_of(archive.read(entry))
+            if array.dtype != (np.uint8 if name == "header" else np.int64):
+                raise ValueError(f"{name} is {array.dtype}")
+            found.append(array)
     return found
 
 

@@ -23,7 +23,7 @@ from hetero.shards.copies import Scratch
 from hetero.shards.files import INDEX_NAME, ShardFile, base_of, expand
 from hetero.shards.formats import make_format
 from hetero.shards.formats.chunks import files_of
-from hetero.shards.formats.format import Block, Format, OpenShard
+from hetero.shards.formats.format import Block, BlockRows, Format, OpenShard
 from hetero.shards.index import Index, load_index
 from hetero.shards.indexing import path_in_index, scan_shards
 from hetero.shards.stores import exists
@@ -185,18 +185,38 @@ class Rows:
         place = index + len(self) if index < 0 else index
         if not 0 <= place < len(self):
             raise IndexError(f"row {index} is out of range, the files have {len(self)} rows")
-        number = bisect.bisect_right(self._row_ends, place)
-        rows = self._rows_of(number)
-        place_in_block = place - (self._row_ends[number - 1] if number else 0)
-        try:
-            row = rows[place_in_block]
-        except Exception as error:
-            raise ConfigError(
-                f"{self._name_of(number)}, row {place_in_block}: {type(error).__name__}: {error}"
-            ) from error
-        for function in self._functions:
-            row = function(row)
+        (row,) = self._take(bisect.bisect_right(self._row_ends, place), [place])
         return row
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return several rows. torch's loader and that of hetero call this for a batch. Raises like `__getitem__`."""
+        places = np.asarray(indices, dtype=np.int64)
+        if len(places) and not 0 <= places.min() <= places.max() < len(self):
+            return [self[index] for index in indices]
+        numbers = np.searchsorted(self._row_ends, places, side="right")
+        # The rows of each block, block by block.
+        by_block = np.argsort(numbers, kind="stable")
+        cuts = np.flatnonzero(np.diff(numbers[by_block])) + 1
+        found: list[Any] = [None] * len(places)
+        for chosen in np.split(by_block, cuts) if len(places) else ():
+            rows = self._take(int(numbers[chosen[0]]), places[chosen].tolist())
+            for at, row in zip(chosen.tolist(), rows, strict=True):
+                found[at] = row
+        return found
+
+    def _take(self, number: int, places: Sequence[int]) -> list[Any]:
+        """Return rows of one block, by their places in all files, and what the functions make of them."""
+        first = self._row_ends[number - 1] if number else 0
+        rows = self._rows_of(number, len(places))
+        try:
+            taken = rows.take([place - first for place in places])
+        except Exception as error:
+            where = f"{self._name_of(number)}, row {places[0] - first}"
+            where += f" or one of {len(places) - 1} others" if len(places) > 1 else ""
+            raise ConfigError(f"{where}: {type(error).__name__}: {error}") from error
+        for function in self._functions:
+            taken = [function(row) for row in taken]
+        return taken
 
     @property
     def hetero_fingerprint(self) -> str:
@@ -225,8 +245,8 @@ class Rows:
             chunk_rows=self._chunk_rows,
         )
 
-    def _rows_of(self, number: int) -> Sequence[Any]:
-        """Return the rows of a block, by its number in all files. The caller takes one of them."""
+    def _rows_of(self, number: int, num_taken: int) -> BlockRows:
+        """Return the rows of a block, by its number in all files. The caller takes so many of them."""
         process = self._process
         # A forked process must not use the locks, and the files that a library has opened, of its parent.
         if process.pid != os.getpid():
@@ -240,9 +260,9 @@ class Rows:
                 process.drop_oldest(self._memory_bytes)
             else:
                 process.blocks.move_to_end(number)
-            kept.num_left -= 1
+            kept.num_left -= num_taken
             # A pass takes each row once. So a block of which all rows were taken is not needed again in this pass.
-            if not kept.num_left and process.blocks.pop(number, None) is not None:
+            if kept.num_left <= 0 and process.blocks.pop(number, None) is not None:
                 process.num_bytes -= kept.block.nbytes
             return kept.block.rows
 

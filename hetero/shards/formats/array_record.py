@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, overload
 
 from hetero.errors import ConfigError
 from hetero.shards.files import ShardFile
-from hetero.shards.formats.format import Block, Scanned
+from hetero.shards.formats.format import Block, BlockRows, Scanned
 from hetero.shards.stores import is_url
 
 __all__ = ["ArrayRecord"]
@@ -54,7 +54,24 @@ class _OpenArrayRecord:
     def block(self, number: int, begin: int, end: int) -> Block:
         first = number * _BLOCK_ROWS
         rows = self._reader.read(list(range(first, min(first + _BLOCK_ROWS, self._num_rows))))
-        return Block(rows, sum(map(len, rows)))
+        return Block(_Records(rows), sum(map(len, rows)))
+
+
+class _Records(BlockRows):
+    """Records that were read together."""
+
+    def __init__(self, records: list[bytes]) -> None:
+        self._records = records
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @overload
+    def __getitem__(self, place: int) -> Any: ...
+    @overload
+    def __getitem__(self, place: slice) -> Any: ...
+    def __getitem__(self, place: Any) -> Any:
+        return self._records[place]
 
 
 def _open_reader(path: str) -> Any:

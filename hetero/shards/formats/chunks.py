@@ -12,7 +12,7 @@ from typing import Any, overload
 
 from hetero.errors import ConfigError
 from hetero.shards.files import ShardFile
-from hetero.shards.formats.format import Block, Scanned
+from hetero.shards.formats.format import Block, BlockRows, Scanned
 from hetero.shards.stores import is_url, open_binary
 
 __all__ = ["Chunks", "files_of"]
@@ -74,7 +74,7 @@ class _OpenChunk:
         return Block(_Decoded(places, self._loader, self._number, self._file, self._columns), 0)
 
 
-class _Decoded(Sequence[Any]):
+class _Decoded(BlockRows):
     """The rows of a run of samples, each decoded when it is indexed."""
 
     def __init__(self, places: range, loader: Any, number: int, file: ShardFile, columns: Sequence[str] | None) -> None:

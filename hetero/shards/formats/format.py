@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from hetero.shards.files import ShardFile
 
-__all__ = ["Block", "Format", "OpenShard", "Scanned"]
+__all__ = ["Block", "BlockRows", "Format", "OpenShard", "Scanned"]
 
 
 class Scanned(NamedTuple):
@@ -20,11 +20,18 @@ class Scanned(NamedTuple):
     """Memory that its rows take when they are read, about."""
 
 
+class BlockRows(Sequence[Any]):
+    """The rows of one block. Each access makes a new row, so the caller may change it."""
+
+    def take(self, places: Sequence[int]) -> list[Any]:
+        """Return the rows at some places."""
+        return [self[place] for place in places]
+
+
 class Block(NamedTuple):
     """The rows of one block, in memory."""
 
-    rows: Sequence[Any]
-    """Makes a row when it is indexed. Each access makes a new row, so the caller may change it."""
+    rows: BlockRows
     nbytes: int
     """Memory that the block takes, about."""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
 from hetero.shards.files import ShardFile, open_content
-from hetero.shards.formats.format import Block, Scanned
+from hetero.shards.formats.format import Block, BlockRows, Scanned
 
 __all__ = ["JsonLines"]
 
@@ -61,7 +61,7 @@ class _OpenJsonLines:
         return Block(rows, end - begin + 60 * len(rows))
 
 
-class _Lines(Sequence[Any]):
+class _Lines(BlockRows):
     """The rows of some lines, each parsed when it is indexed."""
 
     def __init__(self, lines: list[bytes], columns: Sequence[str] | None) -> None:

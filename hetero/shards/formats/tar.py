@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import IO, Any, overload
 
 from hetero.shards.files import ShardFile
-from hetero.shards.formats.format import Block, Scanned
+from hetero.shards.formats.format import Block, BlockRows, Scanned
 from hetero.shards.stores import facts_of, open_binary
 
 __all__ = ["Tar"]
@@ -92,7 +92,7 @@ class _OpenTar:
         return Block(_Samples(content, list(samples.items()), self._columns), len(content))
 
 
-class _Samples(Sequence[Any]):
+class _Samples(BlockRows):
     """The rows of a run of samples, each made when it is indexed."""
 
     def __init__(
