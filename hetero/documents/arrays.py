@@ -15,7 +15,7 @@ def array_of(content: bytes) -> npt.NDArray[Any]:
     """Return the array of one dimension in a ``.npy`` file. It shares the memory of ``content``.
 
     Raises:
-        ValueError: If the bytes are no such file, or the array holds Python objects.
+        ValueError: If the bytes are something else, or the array holds Python objects.
     """
     file = io.BytesIO(content)
     version = np.lib.format.read_magic(file)

@@ -33,7 +33,7 @@ class Mixture:
     Args:
         weights: Share of each source by its name, in any unit. Or a function that returns the shares of a step of the
             training. It must return the same for the same step in every process. Steps count from 0, over all epochs.
-        samples: Samples of an epoch, over all ranks. None for as many as all sources have.
+        samples: Samples of an epoch, over all ranks. None for the samples of all sources together.
 
     Raises:
         ConfigError: If a share is negative or not finite, or all are 0, or ``samples`` is less than 1.
@@ -45,7 +45,7 @@ class Mixture:
         self.samples = samples
         self._weights = weights
         self.names = tuple(self._at(0))
-        """Names of the sources, in the order in which they were stated."""
+        """Names of the sources, as the script orders them."""
 
     @property
     def is_constant(self) -> bool:
@@ -118,7 +118,7 @@ class MixturePlan:
         return self._num_samples
 
     def digest(self) -> str:
-        """Return a digest of the shares, and of which samples of the sources lie together."""
+        """Return a digest of the shares and of the layouts of the sources."""
         layouts = [source.layout.digest() if source.layout else str(source.num_samples) for source in self._sources]
         return blake2b(" ".join([self._mixture.digest(), *layouts]).encode(), digest_size=8).hexdigest()
 
@@ -147,7 +147,7 @@ class MixtureOrder:
         firsts: First sample of each source in the data set.
         key: Decides the order of sources within a step.
         global_batch: Samples of a step.
-        first_step: Step of the training in which the pass begins.
+        first_step: Step of the training that the pass begins with.
     """
 
     def __init__(

@@ -53,7 +53,7 @@ class Plan(Protocol):
         ...
 
     def digest(self) -> str:
-        """Return a digest of what the order depends on besides seed, epoch and global batch, for states."""
+        """Return a digest of the plan for states. Seed, epoch and global batch are not in it."""
         ...
 
     def order(self, *, seed: int, epoch: int, global_batch: int) -> Order:

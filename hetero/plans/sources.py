@@ -21,7 +21,7 @@ class Sources:
         datasets: Map-style data sets by their names.
 
     Raises:
-        ConfigError: If there is no data set, or one has no length.
+        ConfigError: If there is no data set, or one lacks a length.
     """
 
     def __init__(self, **datasets: Any) -> None:

@@ -122,7 +122,7 @@ def _read_lengths(lengths: str | os.PathLike[str] | Sequence[int] | npt.NDArray[
     """Return the lengths as an array.
 
     Raises:
-        ConfigError: If they are no list of whole numbers, or cannot be read.
+        ConfigError: If they are not whole numbers, or cannot be read.
     """
     try:
         is_path = isinstance(lengths, (str, os.PathLike))

@@ -1,4 +1,4 @@
-"""The order of a pass over files: rows are shuffled within windows, so that each file is read in one go.
+"""The order of a pass over files: rows are shuffled within windows, and each file is read in one go.
 
 A full shuffle of rows on disk reads each row from another place. Here the rows are divided into *units*, runs of rows
 that are read together. The order of a pass comes from four steps:
@@ -108,7 +108,7 @@ class WindowLayout:
         """Return a layout that another host has sent.
 
         Raises:
-            ConfigError: If the bytes are no layout.
+            ConfigError: If the bytes are not a layout.
         """
         max_bytes = 8 * (3 + _MAX_UNITS)
         try:
@@ -187,7 +187,7 @@ class WindowPlan:
         """Samples of a pass."""
 
     def digest(self) -> str:
-        """Return a digest of what the order depends on besides the seed and the epoch."""
+        """Return a digest of the layout, for states."""
         return self._layout.digest()
 
     def order(self, *, seed: int, epoch: int, global_batch: int) -> WindowOrder:

@@ -136,11 +136,11 @@ class Scratch:
 
 
 class _RemoteFile(ShardFile):
-    """A copy of a shard of a store, in which only some pieces are filled in.
+    """A copy of a shard of a store. Only some of its pieces are filled in.
 
     Args:
         url: The shard.
-        path: The copy, as long as the shard.
+        path: The copy. It has the length of the shard.
         pieces: A file with one byte for each piece. It is 1 if the copy has the piece.
     """
 

@@ -43,7 +43,7 @@ class ShardFile:
 
     Args:
         path: The file with the content.
-        flags: Mode in which it is opened, as in `os.open`.
+        flags: Mode of opening it, as in `os.open`.
 
     Raises:
         OSError: If the file cannot be opened.
@@ -60,10 +60,10 @@ class ShardFile:
         return self._opened[0]
 
     def check(self) -> None:
-        """Check that nobody has written to the file since it was opened.
+        """Check that the file is the same as when it was opened.
 
         Raises:
-            ValueError: If somebody has.
+            ValueError: If it was written to.
         """
         if self._stat() != self._opened:
             raise ValueError("the file has changed while it was open; replace files by renaming new ones")
@@ -103,7 +103,7 @@ def expand(files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> 
 
     Args:
         files: A path, or a list of paths. A path may have the wildcards of `glob`, and numbers as in
-            ``train-{000..146}.tar``. Paths that wildcards match are sorted. An index is no match.
+            ``train-{000..146}.tar``. Paths that wildcards match are sorted. An index does not match.
 
     Raises:
         ConfigError: If a path matches no file, or a file is named twice.
@@ -113,7 +113,7 @@ def expand(files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> 
     for pattern in patterns:
         pattern = os.fspath(pattern)
         for path in _numbered(pattern if is_url(pattern) else os.path.abspath(pattern)):
-            # A path that exists is no pattern, although its name may have brackets.
+            # If a path exists, brackets in its name are not a pattern.
             is_pattern = glob.has_magic(path) and (is_url(path) or not os.path.exists(path))
             matches = matches_of(path) if is_pattern else [path]
             matches = [match for match in matches if os.path.basename(match) != INDEX_NAME]
@@ -135,7 +135,7 @@ def base_of(paths: Sequence[str]) -> str:
     """Return the folder that all files have in common, as a path or URL.
 
     Raises:
-        ConfigError: If they have none, because they lie in several stores.
+        ConfigError: If they lie in several stores.
     """
     folders = [path.split("/")[:-1] for path in paths]
     common = folders[0]

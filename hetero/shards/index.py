@@ -1,4 +1,4 @@
-"""The index of shards: how many rows and which blocks each file has, and marks by which a changed file is found."""
+"""The index of shards: how many rows and which blocks each file has, and marks that tell changed files."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def load_index(path: str) -> Index:
     """Return an index from its path or URL.
 
     Raises:
-        ConfigError: If the file cannot be read, is no index, or contradicts itself.
+        ConfigError: If the file cannot be read, is not an index, or contradicts itself.
     """
     source = f"index {path}"
     size = facts_of(path).size

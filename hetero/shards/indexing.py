@@ -126,7 +126,7 @@ def index_shards(
 def _scan_all(
     paths: Mapping[str, str], format_name: str, num_processes: int
 ) -> Generator[tuple[str, tuple[ShardRecord, Table] | str], None, None]:
-    """Yield each name with what the index gets of its file, or with the reason why it cannot be read."""
+    """Yield each name and what the index gets for its file, or the reason why it cannot be read."""
     if min(num_processes, len(paths)) <= 1:
         for name, path in paths.items():
             try:

@@ -35,9 +35,9 @@ logger = logging.getLogger(__name__)
 Files: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
 
 _UNIT_BYTES = 16 * 2**20
-"""Least size of what is read together. A disk or an object store gives 16 MiB in one go at its full rate."""
+"""Least size of a unit, which is read together. A disk or an object store gives 16 MiB in one go at its full rate."""
 _MAX_UNITS = 2**19
-"""Half of what a `WindowLayout` may have, because the end of a file makes a unit too."""
+"""Half the limit of a `WindowLayout`, because the end of a file makes a unit too."""
 _WINDOW_BYTES = 64 * 2**20
 _MAX_LANES = 8
 _WINDOWS_BYTES = 2**30
@@ -220,12 +220,12 @@ class Rows:
 
     @property
     def hetero_fingerprint(self) -> str:
-        """Digest of the files and of what their order in windows depends on. Hosts must agree on it."""
+        """Digest of the files and of their layout. Hosts must agree on it."""
         return f"{self._index.digest()}.{self.layout.digest()}"
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """The rows as one source of a plan, with which of them lie together."""
+        """The rows as one source of a plan, with their layout."""
         return (Source(name="", num_samples=len(self), layout=self.layout),)
 
     @functools.cached_property
@@ -261,7 +261,7 @@ class Rows:
             else:
                 process.blocks.move_to_end(number)
             kept.num_left -= num_taken
-            # A pass takes each row once. So a block of which all rows were taken is not needed again in this pass.
+            # A pass takes each row once. So after its last row, a block is not needed again in this pass.
             if kept.num_left <= 0 and process.blocks.pop(number, None) is not None:
                 process.num_bytes -= kept.block.nbytes
             return kept.block.rows

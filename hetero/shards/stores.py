@@ -61,7 +61,7 @@ def facts_of(path: str) -> Facts:
     """Return what is known of a file.
 
     Raises:
-        ConfigError: If there is no such file, or it cannot be read.
+        ConfigError: If the file is missing, or cannot be read.
     """
     try:
         if not is_url(path):
@@ -71,7 +71,7 @@ def facts_of(path: str) -> Facts:
         info = system.info(name)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
-    # Each package of a store has names of its own.
+    # The packages of stores use different names.
     names = ("ETag", "etag", "md5Hash", "LastModified", "mtime", "created")
     return Facts(int(info["size"]), str(next((info[name] for name in names if name in info), "")))
 

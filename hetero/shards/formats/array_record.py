@@ -21,7 +21,7 @@ class ArrayRecord:
     """Each record is a row: bytes.
 
     Args:
-        columns: None, because records have no columns.
+        columns: None, because records lack columns.
     """
 
     needs_scan = False

@@ -26,7 +26,7 @@ def files_of(folder: str) -> list[str]:
     """Return the files that the ``index.json`` of a folder names, in its order.
 
     Raises:
-        ConfigError: If there is no index.
+        ConfigError: If the index is missing.
     """
     return [os.path.join(folder, name) for name in _entries(_read_index(folder))]
 

@@ -43,7 +43,7 @@ class OpenShard(Protocol):
         """Read a block: its number in the shard, and its bytes ``[begin, end)``.
 
         Raises:
-            ValueError: If the bytes are no rows of this format. Libraries raise other errors too.
+            ValueError: If the bytes are not of this format. Libraries raise other errors too.
         """
         ...
 

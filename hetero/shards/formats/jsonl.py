@@ -81,7 +81,7 @@ class _Lines(BlockRows):
 
 
 def _check_row(line: bytes, begin: int) -> None:
-    """Raise an error if a line is no row."""
+    """Raise an error unless a line is a row."""
     try:
         row = json.loads(line)
     except ValueError as error:

@@ -2,7 +2,7 @@
 
 The members of a sample follow each other and have the same key: their path up to the first dot of the file name. The
 rest of the name, after this dot, is the key of the member's bytes in the row. As in WebDataset, members whose name
-begins with a dot or has no dot, and those in a folder ``__NAME__``, belong to no sample.
+begins with a dot or lacks a dot, and those in a folder ``__NAME__``, are left out.
 """
 
 from __future__ import annotations
