@@ -32,7 +32,8 @@ class Permute(Protocol):
         """Return a permutation of ``range(num_samples)`` drawn from (seed, epoch)."""
 
 
-# A source of a mixture gives a sample less often than this in an epoch.
+# Half of the 32 bits that a request has for an occurrence (protos/hetero/v1/data.proto). The other half counts the
+# repeats of padding.
 _MANY = 2**16
 # Mixed into the seed, because other code that seeds from (seed, epoch) must draw different numbers.
 _ORDER_TAG = int.from_bytes(b"hetero", "big")

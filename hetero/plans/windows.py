@@ -31,8 +31,10 @@ __all__ = ["LaneRows", "WindowLayout", "WindowOrder", "WindowPlan"]
 _Rows = npt.NDArray[np.int64]
 
 _MAX_UNITS = 2**20
-"""Units of 16 MiB then have 17 TB. The table takes 8 MB, and each rank gets it once."""
+"""Units of 16 MiB then have 17 TB. The largest table that a review tried has 3.4 MB when it is sent, and an
+answer may have 4 MiB (`hetero.wire.channels.MAX_REPLY_BYTES`)."""
 _MAX_ROWS = 2**50
+"""Sums of the rows of `_MAX_UNITS` units stay within int64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -17,14 +17,13 @@ from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest
 from hetero.control.members.directory import EndpointRecord
 from hetero.reader.connection import ConnectionState, EndpointConnection
+from hetero.reader.window_size import PREFETCH_FACTOR
 from hetero.spec import DatasetSpec
 from hetero.wire.limits import MAX_HELPERS
 
 __all__ = ["ConnectionTable", "Router", "owners_of", "subset", "unprepared"]
 
 _MIN_SUBSET = 8
-# Two requests for each endpoint are in flight. An endpoint with two more than another one leaves that one idle.
-_BEHIND = 2
 _LOAD_AGE_S = 1.0
 
 
@@ -125,6 +124,8 @@ class Router:
     ) -> None:
         self.endpoints: list[EndpointConnection] = []
         """This rank's endpoints, in order of preference."""
+        self._by_id: list[EndpointConnection] = []
+        """The same endpoints in an order that other ranks have too."""
         self._table = table
         self._rank = rank
         self._world_size = world_size
@@ -137,6 +138,7 @@ class Router:
     def update(self) -> None:
         """Select this rank's endpoints anew, because endpoints came, left, or are down."""
         self.endpoints = subset(self._table, self._rank, self._world_size)
+        self._by_id = sorted(self.endpoints, key=lambda connection: connection.record.endpoint_id)
 
     def planned_batches(self, prefetch_factor: float) -> int:
         """Return how many batches this rank should have in flight: its share of all slots, times a factor."""
@@ -158,8 +160,8 @@ class Router:
         unsuitable.
 
         The batches of a lane go to one endpoint, which has read their files already (tests/reader/test_routing.py).
-        Ranks that use the same endpoints choose the same one. If it has fallen behind by `_BEHIND` requests, another
-        one gets the batch.
+        Ranks that use the same endpoints choose the same one. If it is `PREFETCH_FACTOR` requests behind another one,
+        that one gets the batch.
 
         Args:
             spec: The request's data set.
@@ -205,10 +207,9 @@ class Router:
         if lane is None or not ready:
             return None
         # The order of `endpoints` differs between ranks, the order of the ids does not.
-        endpoints = sorted(self.endpoints, key=lambda connection: connection.record.endpoint_id)
-        own = endpoints[lane % len(endpoints)]
+        own = self._by_id[lane % len(self._by_id)]
         least = min(connection.num_outstanding for connection in ready)
-        return own if own in ready and own.num_outstanding < least + _BEHIND else None
+        return own if own in ready and own.num_outstanding < least + PREFETCH_FACTOR else None
 
     def choose_owners(
         self, request: BatchRequest, lead: EndpointConnection

@@ -32,7 +32,6 @@ INDEX_NAME = "hetero-index.npz"
 END_BYTES = 64 * 1024
 """Bytes at each end of a file that its digest covers."""
 _NUMBERS = re.compile(r"\{(\d+)\.\.(\d+)\}")
-_COPY_BYTES = 1 << 20
 _STORE_PARTS = 3
 """Parts of a URL, divided at slashes, that name the store: ``s3:``, an empty one, and the bucket."""
 _COMPRESSED = (".gz", ".zst")
@@ -182,8 +181,11 @@ def open_content(path: str, *, name: str | None = None) -> Iterator[IO[bytes]]:
     with open_binary(path) as file:
         if name.endswith(".gz"):
             yield cast("IO[bytes]", gzip.GzipFile(fileobj=file, mode="rb"))
+        elif is_compressed(name):
+            content = _ZstdContent(file)
+            yield io.BufferedReader(content, content.output_bytes)
         else:
-            yield io.BufferedReader(_ZstdContent(file), _COPY_BYTES) if is_compressed(name) else file
+            yield file
 
 
 class _ZstdContent(io.RawIOBase):
@@ -199,6 +201,8 @@ class _ZstdContent(io.RawIOBase):
             raise ConfigError("files in zstd need the package zstandard: pip install hetero[compression]") from error
         self._new_frame: Any = zstandard.ZstdDecompressor().decompressobj
         self._error: Any = zstandard.ZstdError
+        self._input_bytes: int = zstandard.DECOMPRESSION_RECOMMENDED_INPUT_SIZE
+        self.output_bytes: int = zstandard.DECOMPRESSION_RECOMMENDED_OUTPUT_SIZE
         self._file = file
         self._frame: Any = None
         self._content = b""
@@ -211,7 +215,7 @@ class _ZstdContent(io.RawIOBase):
             is_between = self._frame is None or self._frame.eof
             # What follows the end of a frame is the beginning of the next one.
             packed = self._frame.unused_data if self._frame is not None and is_between else b""
-            packed = packed or self._file.read(_COPY_BYTES)
+            packed = packed or self._file.read(self._input_bytes)
             if not packed:
                 if not is_between:
                     raise EOFError("the compressed file ends within a frame")

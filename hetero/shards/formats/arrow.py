@@ -13,7 +13,8 @@ from hetero.shards.stores import is_url, open_binary
 __all__ = ["Arrow"]
 
 _FILE_MAGIC = b"ARROW1"
-# A file begins with its magic number and two bytes of padding. Then it has the same messages as a stream.
+# "IPC File Format" of the Arrow specification: the magic number, two bytes of padding, and then the same messages as in
+# a stream.
 _FILE_HEADER_BYTES = 8
 _END_MARKS = (b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0")
 """What follows the last message: the mark of today, and that of versions before 0.15."""
