@@ -97,7 +97,7 @@ def test_example_leads_from_a_study_to_a_plan(start: Start, tmp_path: Path, monk
     for words in ([*commands[1], "--only", "cluster=one host"], commands[2]):
         job = start([sys.executable, "-m", "hetero.cli", *words], tmp_path, {})
         assert job.wait(120.0) == 0, job.output
-    assert job.output.startswith("Add 1 x ml.c5.9xlarge as data hosts: a step takes ")
+    assert "Add 1 x ml.c5.9xlarge as data hosts: a step takes " in job.output  # after other work of the machine, if any
 
 
 @pytest.mark.integration
