@@ -22,6 +22,7 @@ from hetero.batches.keras import (
     overridden_hooks,
     seed_tensorflow,
 )
+from hetero.batches.lanes.source import LaneSource
 from hetero.batches.purity.overlaps import Overlaps
 from hetero.batches.seeds import (
     BUILD_KEY,
@@ -35,7 +36,7 @@ from hetero.errors import ConfigError
 from hetero.plans.plan import Source
 from hetero.spec import DatasetFactory, DatasetSpec, Seeding
 
-__all__ = ["BuiltDataset", "log_warnings"]
+__all__ = ["BuiltDataset", "is_iterable", "log_warnings"]
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ class BuiltDataset:
         dataset: The user's object. For a Keras data set that changes between epochs, its copy for the current epoch.
             For a data set with a cache, its `SplitDataset`.
         split: The `SplitDataset` of a data set with a cache. None for data sets without a cache.
+        lanes: The lanes of an iterable. None for a data set with an index.
         makes_batches: Whether each item is a batch. True for a Keras data set that a factory built.
         collate_fn: The factory's function, or else the attribute ``collate_fn`` of the data set that it built. None for
             torch's ``default_collate``.
@@ -89,6 +91,9 @@ class BuiltDataset:
         self._info_seed = info_seed
         self._is_from_factory = is_from_factory
         self.split: SplitDataset | None = None
+        self.lanes = LaneSource(dataset, name=name, info_seed=info_seed) if is_iterable(dataset) else None
+        if self.lanes is not None:
+            self._stated_seeding = "sample"
         # For an object that no factory built, hetero does what torch's loader does: it takes each item as one sample.
         self.makes_batches = is_from_factory and is_keras_dataset(dataset)
         # A Keras data set without ``on_epoch_begin`` and ``on_epoch_end`` never changes, so it needs no copies.
@@ -113,6 +118,8 @@ class BuiltDataset:
                 dataset = _run_seeded(functools.partial(factory.function, **arguments), BUILD_KEY)
                 if factory.cache is not None:
                     problem = split_problem(dataset)
+                elif is_iterable(dataset):
+                    problem = ""
                 else:
                     problem = _not_map_style(dataset, factory.seeding) or keras_problem(dataset)
             except Exception as exc:
@@ -135,8 +142,8 @@ class BuiltDataset:
             # The cache keeps the first part of a sample, so the samples have to be computed in two parts.
             built.split = built.dataset = SplitDataset(dataset)
         # Warn about other data sets of this process, such as validation data, that have some of the same samples.
-        built.warnings = _overlaps.add(spec, dataset)
-        if callable(method := getattr(dataset, "set_epoch", None)):
+        built.warnings = () if built.lanes is not None else _overlaps.add(spec, dataset)
+        if built.lanes is None and callable(method := getattr(dataset, "set_epoch", None)):
             code = getattr(method, "__code__", None)
             place = f" in {Path(code.co_filename).name}:{code.co_firstlineno}" if code else ""
             built.warnings += (_SET_EPOCH_IS_NEVER_CALLED.format(spec.name, place),)
@@ -156,7 +163,7 @@ class BuiltDataset:
         """
         if seeding is None:
             seeding = "batch" if has_getitems(dataset) else "sample"
-        if problem := _not_map_style(dataset, seeding):
+        if not is_iterable(dataset) and (problem := _not_map_style(dataset, seeding)):
             raise ConfigError(f"the data set is {problem}")
         hooks = overridden_hooks(dataset)
         # Log this in the trainer only, because each of torch's workers would repeat the warning.
@@ -185,7 +192,7 @@ class BuiltDataset:
     @property
     def is_divisible(self) -> bool:
         """Whether the samples of one batch may be computed in different processes, because each has its own seed."""
-        return not self.makes_batches and self.seeding == "sample"
+        return not self.makes_batches and self.lanes is None and self.seeding == "sample"
 
     @property
     def user_dataset(self) -> Any:
@@ -302,6 +309,8 @@ class BuiltDataset:
 
     def _ask_length(self) -> int | None:
         """Return the present length of the data set. None if ``__len__`` is missing or not implemented."""
+        if self.lanes is not None:
+            return None
         if self.makes_batches:
             return num_batches(self.dataset)
         if not hasattr(type(self.dataset), "__len__"):
@@ -447,6 +456,18 @@ def _run_seeded(factory: Callable[[], Any], key: int) -> Any:
     return factory()
 
 
+def is_iterable(dataset: object) -> bool:
+    """Return whether an object can be iterated, and has no index."""
+    kind = type(dataset)
+    torch_data = imported("torch.utils.data")
+    # torch's IterableDataset has a ``__getitem__``, which only raises.
+    if torch_data is not None and isinstance(dataset, torch_data.IterableDataset):
+        return True
+    # An iterator could be read only once, and not in lanes.
+    has_index = hasattr(kind, "__getitem__") or hasattr(kind, "__getitems__")
+    return hasattr(kind, "__iter__") and not has_index and not hasattr(kind, "__next__")
+
+
 def _not_map_style(dataset: object, seeding: Seeding | None) -> str:
     """Return why the object is not a map-style data set, or an empty string if it is one."""
     kind = type(dataset)
@@ -455,15 +476,13 @@ def _not_map_style(dataset: object, seeding: Seeding | None) -> str:
         return "None; return the data set from the decorated function"
     if isinstance(dataset, DatasetSpec):
         return f"a DatasetSpec; build {dataset.name!r} with get_factory({dataset.name!r}).function(...)"
-    torch_data = imported("torch.utils.data")
-    # torch's IterableDataset has a ``__getitem__``, which only raises.
-    is_iterable = torch_data is not None and isinstance(dataset, torch_data.IterableDataset)
-    if is_iterable or not (hasattr(kind, "__getitem__") or hasattr(kind, "__getitems__")):
-        found = "an iterable data set" if is_iterable or hasattr(kind, "__iter__") else "not a data set"
-        return (
-            f"{found} ({name}); only map-style data sets are supported for now: "
-            "give it __getitem__(index) and __len__(), because any host must be able to compute any batch"
-        )
+    if not (hasattr(kind, "__getitem__") or hasattr(kind, "__getitems__")):
+        if hasattr(kind, "__next__"):
+            return (
+                f"an iterator ({name}), which can be read only once; return an object whose __iter__ begins anew, "
+                "or one with __getitem__(index) and __len__()"
+            )
+        return f"not a data set ({name}); it has neither __getitem__(index) and __len__() nor __iter__()"
     if seeding == "sample" and not hasattr(kind, "__getitem__"):
         return (
             f"a {name}, which has __getitems__ but no __getitem__, so it cannot be seeded for every sample: "

@@ -18,6 +18,7 @@ from hetero.errors import DatasetError, SampleFailure
 __all__ = [
     "MAX_SKIP_CHARS",
     "MAX_TYPES",
+    "Cancelled",
     "check_not_exit",
     "dataset_error",
     "exception_line",
@@ -45,6 +46,10 @@ _ON_EVERY_HOST = (
     "call os.path.expandvars in the function with @hetero.dataset."
 )
 _HERE = f"{Path(__file__).parent}{os.sep}"
+
+
+class Cancelled(Exception):
+    """The computation of a batch stopped between two samples because ``cancelled()`` was true."""
 
 
 def dataset_error(

@@ -23,6 +23,7 @@ from hetero.batches.imported import imported
 from hetero.batches.indexed import IndexedWork
 from hetero.batches.indices import probes
 from hetero.batches.keras import to_arrays
+from hetero.batches.lanes.work import LaneSamples
 from hetero.batches.purity.comparison import IMPURITY_ADVICE, compare, digest, freeze, outline, sketch
 from hetero.batches.request import BatchRequest, ChoosePositions
 from hetero.batches.seeds import preserved_generators, seed_generators
@@ -102,6 +103,10 @@ def fetch(
         )
         if on_samples is not None:
             on_samples()
+        if isinstance(samples, LaneSamples):
+            # At the end of a lane there may be no sample to collate.
+            batch = _collate(built, collate, list(samples), request, host) if samples else None
+            return samples, (batch, samples.report.to_array()), failed
         return samples, _collate(built, collate, samples, request, host), failed
 
     # If the samples import torch, they have drawn from torch's generator before it was seeded. Then compute them again.
@@ -111,13 +116,14 @@ def fetch(
         return batch if failed is None else _reported(batch, failed, on_skips)
     # The purity check: compute the batch again and compare. First copy the first batch, because the second computation
     # may reuse its memory.
-    first = freeze(batch)
+    first = freeze(batch[0] if isinstance(samples, LaneSamples) else batch)
     # Without a list, `__getitems__` has returned a whole batch, and no single sample can be named.
     first_samples = [freeze(sample) for sample in samples] if isinstance(samples, list) else ()
     with built.loading_anew():
         samples, again, failed_again = compute()
     _check_same_failed(built, request, host, failed, failed_again)
-    difference = compare(first, again)
+    # The report of lanes says where the iterators were begun, which differs.
+    difference = compare(first, again[0] if isinstance(samples, LaneSamples) else again)
     if difference is None:
         return _reported(batch, failed, on_skips)
     # Find the samples that differ, to name the first of them in the error.
@@ -178,6 +184,8 @@ class Description:
     """Whether this host keeps samples in a cache, and computes them for other hosts."""
     sources: tuple[Source, ...] = ()
     """The parts of the data set that a plan may draw from, see `hetero.plans`."""
+    is_iterable: bool = False
+    """Whether the data set has no index, see `hetero.batches.lanes`."""
 
 
 def describe(built: BuiltDataset, *, host: str = "local") -> Description:
@@ -224,6 +232,7 @@ def describe(built: BuiltDataset, *, host: str = "local") -> Description:
         environment=describe_environment(),
         warnings=built.warnings,
         sources=built.sources,
+        is_iterable=built.lanes is not None,
     )
 
 

@@ -16,9 +16,10 @@ import numpy.typing as npt
 
 from hetero.batches.batched import has_getitems, unwrap_subset
 from hetero.batches.build import BuiltDataset
-from hetero.batches.failures import check_not_exit, dataset_error, with_note
+from hetero.batches.failures import Cancelled, check_not_exit, dataset_error, with_note
 from hetero.batches.indices import Indices, plain_indices
-from hetero.batches.request import BatchRequest, Cancelled, ChoosePositions
+from hetero.batches.lanes.source import iterable_problem
+from hetero.batches.request import BatchRequest, ChoosePositions
 from hetero.batches.seeds import batch_key, sample_key
 from hetero.batches.skips import FailedSamples
 from hetero.errors import ConfigError, DatasetError
@@ -52,6 +53,11 @@ class IndexedWork:
             raise ConfigError(f"{len(self.indices)} indices but {len(self.occurrences)} occurrences; expected as many")
 
     @property
+    def may_be_hedged(self) -> bool:
+        """Return True, because each endpoint computes the same batch for these indices."""
+        return True
+
+    @property
     def num_samples(self) -> int:
         """Number of indices."""
         return len(self.indices)
@@ -79,6 +85,13 @@ class IndexedWork:
 
         ``positions`` needs one seed for each sample. With one seed for the batch, all samples are computed here.
         """
+        if built.lanes is not None:
+            raise dataset_error(
+                f"ConfigError: {iterable_problem(f'data set {built.name!r}')}",
+                dataset=built.name,
+                host=host,
+                stage="build",
+            )
         built.enter_epoch(request.seed, request.epoch, host=host)
         with built.worker_info():
             # Only a data set with a cache has a `SplitDataset`. It lacks the cache while all samples are loaded anew.

@@ -17,7 +17,6 @@ from hetero.spec import DatasetSpec, Index
 __all__ = [
     "SAMPLE_ERROR_POLICIES",
     "BatchRequest",
-    "Cancelled",
     "ChoosePositions",
     "Helper",
     "SampleErrorPolicy",
@@ -35,16 +34,16 @@ It puts all other samples into the list itself. They are in the list after the f
 """
 
 
-class Cancelled(Exception):
-    """The computation of a batch stopped between two samples because ``cancelled()`` was true."""
-
-
 class Work(Protocol):
     """The samples of one batch, and how they are computed.
 
     Each kind of work has a module in this package, such as `hetero.batches.indexed`, and a module in `hetero.wire` that
     sends it. `hetero.wire.requests` lists the kinds.
     """
+
+    @property
+    def may_be_hedged(self) -> bool:
+        """Whether a second endpoint may compute the same batch at the same time."""
 
     @property
     def num_samples(self) -> int:
@@ -145,7 +144,8 @@ class BatchRequest:
     """For each sample, the number of the helper whose host keeps the sample. The first of ``helpers`` has number 1. 0
     means the host of the endpoint that has the request. None without helpers."""
     lane: int | None = None
-    """Batches of the same lane read the same files (`hetero.plans.windows`). It does not affect the batch. Not sent."""
+    """Batches of the same lane read the same files (`hetero.plans.windows`), or the same iterators
+    (`hetero.plans.lanes`). It does not affect the batch. Not sent."""
     is_part: bool = False
     """Whether this asks for a part of a batch: a list of samples, without collation."""
 

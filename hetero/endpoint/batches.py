@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetero.batches.build import BuiltDataset
-from hetero.batches.failures import dataset_error
+from hetero.batches.failures import Cancelled, dataset_error
 from hetero.batches.fetch import fetch, fetch_part
-from hetero.batches.request import BatchRequest, Cancelled
+from hetero.batches.request import BatchRequest
 from hetero.batches.skips import Skips
 from hetero.batches.structure.trees import is_plain
 from hetero.endpoint.compute import Compute, Task

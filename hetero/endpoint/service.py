@@ -222,6 +222,7 @@ class DataServicer:
             ],
             # A reader splits a batch into parts only among endpoints that set this flag.
             keeps_samples=self._links is not None and built.is_divisible and _has_owners(spec.name),
+            is_iterable=description.is_iterable,
         ).SerializeToString()
 
     def _find(self, spec: DatasetSpec) -> tuple[_Served, BuiltDataset]:

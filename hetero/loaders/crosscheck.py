@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 
 from hetero.batches.build import BuiltDataset
+from hetero.batches.failures import Cancelled
 from hetero.batches.fetch import describe_environment, fetch
 from hetero.batches.purity.comparison import compare
 from hetero.batches.purity.globals import GlobalsReader, check_globals
-from hetero.batches.request import BatchRequest, Cancelled
+from hetero.batches.request import BatchRequest
 from hetero.batches.seeds import preserved_generators, single_threaded
 from hetero.batches.structure.conversion import flatten, unflatten
 from hetero.datasets import get_factory, prebuild

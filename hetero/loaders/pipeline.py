@@ -19,6 +19,7 @@ from hetero.batches.fetch import Description
 from hetero.batches.request import BatchRequest, SampleErrorPolicy
 from hetero.control.rank import session as control
 from hetero.errors import ConfigError
+from hetero.loaders.lanes import LaneOptions
 from hetero.loaders.measuring.timing import LoaderTiming
 from hetero.loaders.parts import part_of
 from hetero.loaders.prefetching import Prefetched
@@ -68,6 +69,8 @@ class LoaderOptions:
     """Number of skipped samples that are allowed, at least 0."""
     name: str | None = None
     """Name in reports. None for the data set's name."""
+    lanes: LaneOptions | None = None
+    """Options of the lanes of an iterable. None for a data set with an index."""
     order: str = "hetero"
     """Order of a shuffled epoch: ``hetero``, ``torch`` for the permutation of torch's samplers, ``window`` or
     ``mixture``."""

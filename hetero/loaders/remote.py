@@ -10,10 +10,12 @@ from typing import NamedTuple
 
 from hetero.batches.failures import raising_user_types
 from hetero.batches.fetch import Description
+from hetero.batches.lanes.source import iterable_problem
 from hetero.batches.request import BatchRequest
 from hetero.batches.skips import Skips
 from hetero.control.rank import session as control
 from hetero.control.rank.session import RankSession
+from hetero.errors import ConfigError
 from hetero.loaders.crosscheck import CheckedReader
 from hetero.reader.fleet import Fleet
 from hetero.reader.reader import Reader
@@ -76,11 +78,15 @@ def num_samples(spec: DatasetSpec) -> int:
 
     Raises:
         TypeError: If the data set does not have a length.
+        ConfigError: If the data set is iterable.
         DatasetError: If the factory raises.
         DataPlaneError: If no endpoint answers.
     """
     with raising_user_types():
-        count = describe(spec).num_samples
+        found = describe(spec)
+    if found.is_iterable:
+        raise ConfigError(iterable_problem(f"data set {spec.name!r}"))
+    count = found.num_samples
     if count is None:
         raise TypeError(f"data set {spec.name!r} has no len()")
     return count

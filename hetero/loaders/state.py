@@ -6,6 +6,7 @@ import logging
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from hetero.documents.records import decode, limits
 from hetero.epochs import MAX_EPOCHS, pass_number
@@ -16,7 +17,7 @@ __all__ = ["LoaderState", "Progress", "Start"]
 logger = logging.getLogger(__name__)
 
 _VERSION = 1
-_ORDERS = ("sequential", "shuffled", "torch", "window", "mixture", "sampler")
+_ORDERS = ("sequential", "shuffled", "torch", "window", "mixture", "lanes", "sampler")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,8 @@ class LoaderState:
     batches: int
     """Number of global batches of this epoch that were delivered."""
     order: str = field(metadata=limits(choices=_ORDERS))
-    """``sequential``, ``shuffled``, ``torch`` (as torch's samplers shuffle), ``window``, ``mixture`` or ``sampler``."""
+    """``sequential``, ``shuffled``, ``torch`` (as torch's samplers shuffle), ``window``, ``mixture``, ``lanes`` or
+    ``sampler``."""
     seed: int = field(metadata=limits(minimum=-(2**63)))
     """The loader's seed."""
     num_samples: int | None = None
@@ -39,6 +41,8 @@ class LoaderState:
     """Samples per step over all ranks. None for a user's batch sampler."""
     plan: str | None = None
     """Digest of the plan of the order, see `hetero.plans`. None for a permutation of all samples."""
+    lanes: Mapping[str, Any] | None = None
+    """The lanes of an iterable, see `hetero.loaders.lanes.Lanes.state`. None for a data set with an index."""
     sampler: object = None
     """State of the user's sampler, if the sampler is stateful."""
     num_drawn: int = 0
@@ -65,7 +69,7 @@ class LoaderState:
     restart."""
 
     def to_dict(self) -> dict[str, object]:
-        """Return plain values, smaller than 1 KiB apart from the state of a user's sampler."""
+        """Return plain values, smaller than 1 KiB apart from the states of lanes and of a user's sampler."""
         return {"version": _VERSION, **{each.name: getattr(self, each.name) for each in fields(self)}}
 
     @classmethod
@@ -84,9 +88,12 @@ class LoaderState:
         # The state of a user's sampler may be anything, so it is not checked. It is in ``sampler``, and in ``left`` if
         # the state was taken between two passes.
         sampler, left = rest.pop("sampler", None), rest.pop("left", None)
+        lanes = rest.pop("lanes", None)
+        if lanes is not None and not _is_lanes(lanes):
+            raise ConfigError(f"loader state: lanes is {str(lanes)[:80]!r}, expected their number and snapshots")
         if left is not None and not _is_left(left):
             raise ConfigError(f"loader state: left is {str(left)[:80]!r}, expected an epoch and a sampler's state")
-        state = replace(decode(cls, rest, path="loader state"), sampler=sampler, left=left)
+        state = replace(decode(cls, rest, path="loader state"), sampler=sampler, left=left, lanes=lanes)
         _check_epoch(state.epoch)
         return state
 
@@ -136,6 +143,16 @@ def _is_left(left: object) -> bool:
     """Return whether a value has the form of `LoaderState.left`."""
     epoch = left.get("epoch") if isinstance(left, Mapping) and set(left) == {"epoch", "sampler"} else None
     return isinstance(epoch, int) and epoch >= 0
+
+
+def _is_lanes(lanes: object) -> bool:
+    """Return whether a value has the form of `LoaderState.lanes`."""
+    if not isinstance(lanes, Mapping) or set(lanes) != {"num_lanes", "chunk_samples", "snapshots"}:
+        return False
+    numbers = lanes["num_lanes"], lanes["chunk_samples"]
+    return all(type(number) is int and 1 <= number < 2**20 for number in numbers) and isinstance(
+        lanes["snapshots"], str
+    )
 
 
 @dataclass(frozen=True, slots=True)

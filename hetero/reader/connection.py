@@ -143,6 +143,11 @@ class EndpointConnection:
         """Return whether requests for ``spec`` may be sent."""
         return self.state is ConnectionState.READY and spec in self.prepared and not self.is_retired
 
+    def may_serve(self, spec: DatasetSpec) -> bool:
+        """Return whether requests for ``spec`` may be sent, now or soon."""
+        is_up = self.state in (ConnectionState.READY, ConnectionState.CONNECTING)
+        return is_up and spec not in self.unusable and not self.is_retired
+
     def mark_ready(self) -> None:
         """Record that the endpoint is prepared. Earlier failures still count until a batch arrives: see `delivered`."""
         self.state = ConnectionState.READY
@@ -299,6 +304,7 @@ class EndpointConnection:
             globals=dict(reply.globals),
             warnings=tuple(printable(text[:1000]) for text in reply.warnings[:100]),
             keeps_samples=reply.keeps_samples,
+            is_iterable=reply.is_iterable,
             sources=tuple(
                 Source(
                     name=source.name[:1000],

@@ -149,12 +149,24 @@ class Fetchers:
             or not self.window.has_room(batch)
         ):
             return None
-        connection = self._router.choose(batch.request.spec, lane=batch.request.lane)
+        connection = self._choose(batch)
         if connection is None:
             return None
         attempt = self._start(batch, connection)
         attempt.is_inline = True
         return attempt
+
+    def _choose(
+        self, batch: PendingBatch, *, alone_for: object | None = None, is_optional_allowed: bool = True
+    ) -> EndpointConnection | None:
+        """Return the endpoint for a batch, see `Router.choose`."""
+        return self._router.choose(
+            batch.request.spec,
+            lane=batch.request.lane,
+            may_leave_lane=batch.request.work.may_be_hedged,
+            alone_for=alone_for,
+            is_optional_allowed=is_optional_allowed,
+        )
 
     def _start(self, batch: PendingBatch, connection: EndpointConnection) -> Attempt:
         """Start an attempt for a missing batch. If other hosts have its samples in a cache, let them compute these."""
@@ -249,7 +261,8 @@ class Fetchers:
         batch, now_s = attempt.batch, self._fleet.clock()
         # A suspect request may kill endpoints, so only one endpoint gets it. A purity check is lost if its attempt is
         # cancelled.
-        if len(batch.attempts) > 1 or batch.poison.is_suspect or batch.request.verify:
+        may_be_hedged = batch.request.work.may_be_hedged and not batch.request.verify
+        if len(batch.attempts) > 1 or batch.poison.is_suspect or not may_be_hedged:
             return math.inf
         remaining_s = attempt.since_s + self._hedging.deadline_s(batch.request) - now_s
         if remaining_s > 0:
@@ -417,8 +430,8 @@ class Fetchers:
             # Optional endpoints have skipped samples of a doubted batch. An endpoint that the job was planned with must
             # compute it too, to show whether the samples or the optional endpoints are to blame.
             needs_planned = bool(batch.doubted) and batch.dataset.has_planned(self._router.endpoints)
-            connection = self._router.choose(
-                batch.request.spec, alone_for=batch if is_suspect else None, is_optional_allowed=not needs_planned
+            connection = self._choose(
+                batch, alone_for=batch if is_suspect else None, is_optional_allowed=not needs_planned
             )
             if connection is not None:
                 return self._start(batch, connection)

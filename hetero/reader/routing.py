@@ -126,6 +126,8 @@ class Router:
         """This rank's endpoints, in order of preference."""
         self._by_id: list[EndpointConnection] = []
         """The same endpoints in an order that other ranks have too."""
+        self._id_of_lane: dict[int, str] = {}
+        """Endpoint of each lane that came."""
         self._table = table
         self._rank = rank
         self._world_size = world_size
@@ -138,7 +140,14 @@ class Router:
     def update(self) -> None:
         """Select this rank's endpoints anew, because endpoints came, left, or are down."""
         self.endpoints = subset(self._table, self._rank, self._world_size)
+        before = {connection.record.endpoint_id for connection in self._by_id}
         self._by_id = sorted(self.endpoints, key=lambda connection: connection.record.endpoint_id)
+        ids = [connection.record.endpoint_id for connection in self._by_id]
+        # Only the lanes of an endpoint that left move, and those that an endpoint that came should have.
+        for lane, own in self._id_of_lane.items():
+            planned = ids[lane % len(ids)] if ids else own
+            if own not in ids or planned not in before:
+                self._id_of_lane[lane] = planned
 
     def planned_batches(self, prefetch_factor: float) -> int:
         """Return how many batches this rank should have in flight: its share of all slots, times a factor."""
@@ -149,6 +158,7 @@ class Router:
         spec: DatasetSpec,
         *,
         lane: int | None = None,
+        may_leave_lane: bool = True,
         alone_for: object | None = None,
         is_optional_allowed: bool = True,
     ) -> EndpointConnection | None:
@@ -161,11 +171,12 @@ class Router:
 
         The batches of a lane go to one endpoint, which has read their files already (tests/reader/test_routing.py).
         Ranks that use the same endpoints choose the same one. If it is `PREFETCH_FACTOR` requests behind another one,
-        that one gets the batch.
+        that one gets the batch, unless a second endpoint would have to begin the lane anew.
 
         Args:
             spec: The request's data set.
             lane: See `BatchRequest.lane`. None if each endpoint serves the request equally well.
+            may_leave_lane: Whether another endpoint may get the batch if the lane's endpoint is behind.
             alone_for: The request, if it must be the only one of this process on its endpoint. The chosen endpoint is
                 then reserved and gets no other new requests. While the reserved endpoint has outstanding requests, this
                 method returns None, and the caller asks again.
@@ -181,6 +192,11 @@ class Router:
             and connection.reserved_by in (None, alone_for)
         ]
         own = self._endpoint_of_lane(lane, ready)
+        if own is not None and not may_leave_lane and own not in ready and own.may_serve(spec):
+            return None  # it is busy, or builds the data set
+        if own is not None and may_leave_lane:
+            least = min((connection.num_outstanding for connection in ready), default=0)
+            own = own if own.num_outstanding < least + PREFETCH_FACTOR else None
         # False comes before True. So the endpoint that is reserved for the request comes first. Stragglers come last.
         chosen = min(
             ready,
@@ -200,16 +216,18 @@ class Router:
             # Earlier requests are still on the endpoint. The caller asks again when the endpoint is free.
             if chosen.num_outstanding:
                 return None
+        if chosen is not None and lane is not None and not may_leave_lane:
+            self._id_of_lane[lane] = chosen.record.endpoint_id
         return self._occupy(chosen)
 
     def _endpoint_of_lane(self, lane: int | None, ready: Sequence[EndpointConnection]) -> EndpointConnection | None:
-        """Return the endpoint that serves a lane. None if it is not ready, or has fallen behind."""
-        if lane is None or not ready:
+        """Return the endpoint that serves a lane. It may not be ready."""
+        if lane is None or not self._by_id:
             return None
         # The order of `endpoints` differs between ranks, the order of the ids does not.
-        own = self._by_id[lane % len(self._by_id)]
-        least = min(connection.num_outstanding for connection in ready)
-        return own if own in ready and own.num_outstanding < least + PREFETCH_FACTOR else None
+        planned = self._by_id[lane % len(self._by_id)]
+        own_id = self._id_of_lane.setdefault(lane, planned.record.endpoint_id)
+        return next((each for each in self._by_id if each.record.endpoint_id == own_id), None)
 
     def choose_owners(
         self, request: BatchRequest, lead: EndpointConnection

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 import torch
 import torch.utils.data
 
+from hetero.batches.lanes.pieces import End, Guarantee
 from hetero.datasets import get_factory
 from hetero.errors import ConfigError
 from hetero.loaders.checks import check_compression, check_prefetch_factor, check_sample_errors
@@ -20,12 +21,15 @@ from hetero.plans.mixtures import Mixture
 from hetero.spec import DatasetSpec
 from hetero.torch.checks import (
     check_functions,
+    check_lanes,
+    check_no_order,
     check_order,
     check_shard,
     check_subject,
     effective_seed,
     user_collate_fn,
 )
+from hetero.torch.lanes import LanePipeline
 from hetero.torch.local import WorkerOptions, accelerator_is_available
 from hetero.torch.local_dataset import LocalDataset
 from hetero.torch.order.sampler import SamplerOrder
@@ -178,8 +182,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             that share the samples are not the ranks of the process group. (0, 1) gives this rank all samples.
         requests_next_epoch: Whether the first batches of an epoch are requested while the epoch before it ends. Pass
             False if the script changes files or databases between epochs that the data set reads.
-        snapshot_every_n_steps: Ignored, because every state is exact. Accepted for scripts that used torchdata's
-            StatefulDataLoader.
+        snapshot_every_n_steps: For an iterable, a state of the iterator travels with every n-th batch of a lane.
+            Ignored otherwise, because every state is exact.
+        guarantee: Only for an iterable, and needed there: ``"exactly-once"``, ``"replay"`` or ``"at-most-once"``. See
+            docs/streams.md.
+        lanes: Number of iterators over an iterable, over all ranks. It stays the same for a whole epoch. None: those of
+            a loaded state, or ``num_workers`` for each rank, at least one.
+        end: What happens if a lane has no more samples. ``"stop"``: the pass ends on all ranks. ``"wrap"``: the lane
+            begins again, so the pass never ends. ``"rest"``: the other lanes go on, so ranks may end at different
+            batches, for validation without collectives.
+        allow_version_change: Whether a state of another version of the source's library may be loaded.
         compression: Lossless compression of batches that endpoints send: ``"lz4"`` or ``"zstd"``. It needs
             ``hetero[compression]`` on every host. It helps on networks that are slower than the codec. Ignored if
             fetching is local. A data host without the package sends batches uncompressed and logs a warning.
@@ -233,6 +245,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         shard: tuple[int, int] | None = None,
         requests_next_epoch: bool = True,
         snapshot_every_n_steps: int | None = 1,
+        guarantee: Guarantee | None = None,
+        lanes: int | None = None,
+        end: End = "stop",
+        allow_version_change: bool = False,
     ) -> None:
         # When Lightning rebuilds a loader, it passes the views that it has read from the attributes of the first one
         # (`hetero.torch.views`). Get the user's objects out of them.
@@ -245,7 +261,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             options = sampler.pipeline.options
             shuffle, sampler = options.mixture or (options.order == "window" and "window") or options.shuffle, None
         # Check the arguments that hetero restricts.
-        check_subject(subject)
+        check_subject(subject, guarantee)
         makes_batches = batch_size is not None or batch_sampler is not None
         user_function = user_collate_fn(collate_fn, makes_batches=makes_batches)
         check_functions(subject, user_function, worker_init_fn)
@@ -257,43 +273,56 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         local = LocalDataset(subject, collate_fn=user_function, worker_init_fn=worker_init_fn)
         order_seed = effective_seed(seed, generator)
         user_sampler = sampler if batch_sampler is None else batch_sampler
-        pipeline = Pipeline(
-            subject,
-            LoaderOptions(
-                batch_size=None if batch_sampler is not None else batch_size,
-                shuffle=bool(shuffle),
-                drop_last=drop_last,
-                padding=padding,
-                seed=order_seed,
-                has_seed=seed is not None or generator is not None,
-                compression=compression,
-                on_sample_error=policy,
-                max_skips=max_skips,
-                name=name,
-                order=check_order(order, shuffle),
-                mixture=shuffle if isinstance(shuffle, Mixture) else None,
-                shard=check_shard(shard),
-                requests_next_epoch=bool(requests_next_epoch),
-            ),
-            sampler_order=None
-            if user_sampler is None
-            else SamplerOrder(
-                user_sampler,
-                is_batch_sampler=batch_sampler is not None,
-                batch_size=batch_size or 1,
-                drop_last=drop_last,
-                seed=order_seed,
-            ),
-            local=local,
-            workers=WorkerOptions(
-                num_workers=num_workers,
-                prefetch_factor=prefetch_factor,
-                persistent_workers=persistent_workers,
-                pin_memory=pin_memory,
-                timeout=timeout,
-                multiprocessing_context=multiprocessing_context,
-            ),
+        lane_options = check_lanes(
+            guarantee,
+            lanes,
+            end,
+            lanes_per_rank=num_workers,
+            snapshot_every=snapshot_every_n_steps,
+            allow_version_change=allow_version_change,
         )
+        if lane_options is not None:
+            check_no_order(shuffle=shuffle, sampler=user_sampler, batch_size=batch_size, policy=policy)
+        loader_options = LoaderOptions(
+            batch_size=None if batch_sampler is not None else batch_size,
+            shuffle=bool(shuffle),
+            drop_last=drop_last,
+            padding=padding,
+            seed=order_seed,
+            has_seed=seed is not None or generator is not None,
+            compression=compression,
+            on_sample_error=policy,
+            max_skips=max_skips,
+            name=name,
+            lanes=lane_options,
+            order=check_order(order, shuffle),
+            mixture=shuffle if isinstance(shuffle, Mixture) else None,
+            shard=check_shard(shard),
+            requests_next_epoch=bool(requests_next_epoch),
+        )
+        worker_options = WorkerOptions(
+            num_workers=num_workers,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory=pin_memory,
+            timeout=timeout,
+            multiprocessing_context=multiprocessing_context,
+        )
+        if lane_options is not None:
+            pipeline: Pipeline = LanePipeline(subject, loader_options, local=local, workers=worker_options)
+        else:
+            sampler_order = None
+            if user_sampler is not None:
+                sampler_order = SamplerOrder(
+                    user_sampler,
+                    is_batch_sampler=batch_sampler is not None,
+                    batch_size=batch_size or 1,
+                    drop_last=drop_last,
+                    seed=order_seed,
+                )
+            pipeline = Pipeline(
+                subject, loader_options, sampler_order=sampler_order, local=local, workers=worker_options
+            )
         view = DatasetView(local, pipeline)
         # torch checks the arguments and sets the attributes. The batch sampler and collate function are replaced below.
         has_own_order = user_sampler is None
@@ -344,6 +373,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.shard = shard
         self.requests_next_epoch = requests_next_epoch
         self.snapshot_every_n_steps = snapshot_every_n_steps
+        self.guarantee = guarantee
+        self.lanes = lanes
+        self.end = end
+        self.allow_version_change = allow_version_change
         self._has_iterator = False
         """Whether torch's loader would have kept the iterator of the last pass, because its workers are persistent."""
         self._is_made = True

@@ -22,7 +22,7 @@ __all__ = [
     "Limits",
 ]
 
-PROTOCOL = 10
+PROTOCOL = 11
 """Version of the data plane's messages. Both sides must have the same version."""
 SERVICE = "hetero.v1.Data"
 """Name of the data plane's gRPC service."""

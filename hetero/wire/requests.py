@@ -10,11 +10,12 @@ import numpy.typing as npt
 
 from hetero.batches.failures import MAX_TYPES
 from hetero.batches.indexed import IndexedWork
-from hetero.batches.request import BatchRequest, Helper
+from hetero.batches.lanes.work import LaneWork
+from hetero.batches.request import BatchRequest, Helper, Work
 from hetero.documents.text import printable
 from hetero.errors import ConfigError, ProtocolError, SampleFailure
 from hetero.spec import DatasetSpec
-from hetero.wire import indexed
+from hetero.wire import indexed, lanes
 from hetero.wire.compression import compression_from_proto, compression_to_proto
 from hetero.wire.limits import MAX_FETCH_BYTES, MAX_HELPERS, MAX_PARSED_BYTES, PROTOCOL, Limits
 from hetero.wire.messages import parse, parse_bounded
@@ -77,9 +78,11 @@ def to_proto(request: BatchRequest, limits: Limits = _DEFAULT_LIMITS) -> pb.Fetc
             items = [pb.Helper(**dataclasses.asdict(each)) for each in request.helpers]
             message.helpers = pb.Helpers(items=items).SerializeToString()
             message.owners = request.owners.tobytes()
-        # There is no other kind of work yet. A new kind needs its own module in `hetero.wire`, see `Work`.
-        assert isinstance(request.work, IndexedWork)
-        indexed.write(message, request.work)
+        if isinstance(request.work, LaneWork):
+            lanes.write(message, request.work)
+        else:
+            assert isinstance(request.work, IndexedWork)  # a new kind needs its own module, see `Work`
+            indexed.write(message, request.work)
     except ValueError as exc:
         # protobuf raises this for a number out of range, or for text that is not UTF-8.
         raise ConfigError(f"a batch request cannot be sent: {exc}") from exc
@@ -103,11 +106,15 @@ def serialize(request: BatchRequest, limits: Limits = _DEFAULT_LIMITS) -> bytes:
     message = to_proto(request, limits)
     data = message.SerializeToString()
     # The endpoint rejects larger keys and larger requests, so do not send them. Report both as too many indices.
-    for size, max_bytes in ((len(message.keys), MAX_PARSED_BYTES), (len(data), MAX_FETCH_BYTES)):
+    for size, max_bytes in (
+        (len(message.keys), MAX_PARSED_BYTES),
+        (len(message.lanes), MAX_PARSED_BYTES),
+        (len(data), MAX_FETCH_BYTES),
+    ):
         if size > max_bytes:
             raise ConfigError(
                 f"the indices of batch {request.position} take {size} bytes, at most {max_bytes} are allowed\n"
-                "  Use smaller batches or shorter keys."
+                "  Use smaller batches, shorter keys, or smaller states of lanes."
             )
     return data
 
@@ -134,7 +141,7 @@ def from_proto(message: pb.FetchRequest, limits: Limits = _DEFAULT_LIMITS) -> Ba
             f"the request has protocol {message.protocol}, this endpoint has protocol {PROTOCOL}\n"
             "  Install the same version of hetero on all hosts."
         )
-    work = indexed.read(message, limits)
+    work: Work = lanes.read(message, limits) if message.lanes else indexed.read(message, limits)
     if not message.collate and work.num_samples != 1:
         raise ProtocolError(f"a request without collation has {work.num_samples} indices, expected exactly 1")
     if message.on_sample_error not in (pb.RAISE, pb.SKIP):

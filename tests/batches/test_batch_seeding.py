@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from hetero.batches.build import BuiltDataset
+from hetero.batches.failures import Cancelled
 from hetero.batches.fetch import describe, fetch
-from hetero.batches.request import Cancelled
 from hetero.batches.seeds import batch_key
 from hetero.datasets import build, dataset
 from hetero.errors import ConfigError, DatasetError

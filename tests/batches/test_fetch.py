@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from hetero.batches.build import BuiltDataset
+from hetero.batches.failures import Cancelled
 from hetero.batches.fetch import fetch
-from hetero.batches.request import Cancelled
 from hetero.batches.seeds import batch_key, preserved_generators, sample_key
 from hetero.errors import ConfigError, DatasetError
 from tests.support.batches.subjects import Augmented, Batched, Keyless, Seeded, failure, request, same

@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero.batches.build import BuiltDataset
-from hetero.batches.failures import exception_line, index_text
+from hetero.batches.failures import Cancelled, exception_line, index_text
 from hetero.batches.fetch import fetch
-from hetero.batches.request import Cancelled
 from hetero.batches.skips import MAX_LISTED, Skip, Skips
 from hetero.errors import ConfigError, DatasetError
 from tests.support.batches.subjects import Augmented, failure, request, same, torch

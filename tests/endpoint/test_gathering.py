@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from hetero.batches.build import BuiltDataset
-from hetero.batches.failures import dataset_error
+from hetero.batches.failures import Cancelled, dataset_error
 from hetero.batches.fetch import fetch
 from hetero.batches.indexed import IndexedWork
-from hetero.batches.request import BatchRequest, Cancelled, Helper
+from hetero.batches.request import BatchRequest, Helper
 from hetero.endpoint.gathering import Gathering
 from hetero.endpoint.parts import Links
 from hetero.errors import DatasetError

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -20,7 +21,7 @@ import torch
 
 from hetero.errors import DatasetMismatchError
 
-__all__ = ["MAX_INDICES", "DrawnPass", "RankOrders"]
+__all__ = ["MAX_INDICES", "DrawnPass", "RankOrders", "RankStore"]
 
 MAX_INDICES = 2**16
 """Only indices below this bound are compared. So a rank publishes at most 8 KiB, and a comparison takes 0.1 ms."""
@@ -42,11 +43,50 @@ class DrawnPass:
     """Indices in the largest batch."""
 
 
-class RankOrders:
-    """Compares the order of one loader with the orders of the same loader on other ranks.
+class RankStore:
+    """The part of the process group's store that belongs to one loader.
 
     Loaders of two ranks are the same if they have the same kind, the same line of the script makes them, and they are
     the n-th such loader on both ranks. So rank 0 may make further loaders in other lines.
+
+    Args:
+        kind: The properties that loaders with the same batches have in common. Its texts must be equal on all ranks.
+    """
+
+    def __init__(self, *kind: object) -> None:
+        kind = (*kind, _line_of_script())
+        _num_loaders[kind] += 1
+        self._prefix = f"hetero/{kind}/{_num_loaders[kind]}"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the process group has a store, and more than one rank."""
+        return _store() is not None
+
+    def set(self, key: str, text: str) -> None:
+        """Write a text."""
+        _store().set(f"{self._prefix}/{key}", text)
+
+    def get(self, key: str) -> str:
+        """Return a text. Call `check` first, because this waits for it."""
+        return str(_store().get(f"{self._prefix}/{key}").decode())
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Return whether all texts were written. Does not wait."""
+        return bool(_store().check([f"{self._prefix}/{key}" for key in keys]))
+
+    def set_if_missing(self, key: str, text: str) -> str:
+        """Write a text, unless a rank has written one. Return what is there then."""
+        return str(_store().compare_set(f"{self._prefix}/{key}", "", text).decode())
+
+    def delete(self, key: str) -> None:
+        """Delete a text. Without effect in a store that cannot delete."""
+        with suppress(RuntimeError):
+            _store().delete_key(f"{self._prefix}/{key}")
+
+
+class RankOrders:
+    """Compares the order of one loader with the orders of the same loader on other ranks.
 
     Args:
         kind: The properties that loaders with the same batches have in common. Its texts must be equal on all ranks.

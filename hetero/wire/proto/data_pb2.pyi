@@ -103,7 +103,7 @@ class PrepareRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., dataset: _Optional[_Union[DatasetSpec, _Mapping]] = ..., expected: _Optional[_Iterable[_Union[DatasetSpec, _Mapping]]] = ...) -> None: ...
 
 class PrepareReply(_message.Message):
-    __slots__ = ("failure", "num_samples", "fingerprint", "environment", "globals", "warnings", "sources", "keeps_samples")
+    __slots__ = ("failure", "num_samples", "fingerprint", "environment", "globals", "warnings", "sources", "keeps_samples", "is_iterable")
     class EnvironmentEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +126,7 @@ class PrepareReply(_message.Message):
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     KEEPS_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    IS_ITERABLE_FIELD_NUMBER: _ClassVar[int]
     failure: Failure
     num_samples: int
     fingerprint: str
@@ -134,7 +135,8 @@ class PrepareReply(_message.Message):
     warnings: _containers.RepeatedScalarFieldContainer[str]
     sources: _containers.RepeatedCompositeFieldContainer[Source]
     keeps_samples: bool
-    def __init__(self, failure: _Optional[_Union[Failure, _Mapping]] = ..., num_samples: _Optional[int] = ..., fingerprint: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ..., globals: _Optional[_Mapping[str, str]] = ..., warnings: _Optional[_Iterable[str]] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., keeps_samples: bool = ...) -> None: ...
+    is_iterable: bool
+    def __init__(self, failure: _Optional[_Union[Failure, _Mapping]] = ..., num_samples: _Optional[int] = ..., fingerprint: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ..., globals: _Optional[_Mapping[str, str]] = ..., warnings: _Optional[_Iterable[str]] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., keeps_samples: bool = ..., is_iterable: bool = ...) -> None: ...
 
 class Source(_message.Message):
     __slots__ = ("name", "num_samples", "layout")
@@ -147,7 +149,7 @@ class Source(_message.Message):
     def __init__(self, name: _Optional[str] = ..., num_samples: _Optional[int] = ..., layout: _Optional[bytes] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("protocol", "dataset", "indices", "keys", "occurrences", "helpers", "seed", "epoch", "position", "collate", "step", "verify", "max_batch_bytes", "compression", "on_sample_error", "as_is", "contiguous", "is_part", "owners")
+    __slots__ = ("protocol", "dataset", "indices", "keys", "occurrences", "helpers", "seed", "epoch", "position", "collate", "step", "verify", "max_batch_bytes", "compression", "on_sample_error", "as_is", "contiguous", "is_part", "owners", "lanes")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     DATASET_FIELD_NUMBER: _ClassVar[int]
     INDICES_FIELD_NUMBER: _ClassVar[int]
@@ -167,6 +169,7 @@ class FetchRequest(_message.Message):
     CONTIGUOUS_FIELD_NUMBER: _ClassVar[int]
     IS_PART_FIELD_NUMBER: _ClassVar[int]
     OWNERS_FIELD_NUMBER: _ClassVar[int]
+    LANES_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     dataset: DatasetSpec
     indices: bytes
@@ -186,7 +189,52 @@ class FetchRequest(_message.Message):
     contiguous: bool
     is_part: bool
     owners: bytes
-    def __init__(self, protocol: _Optional[int] = ..., dataset: _Optional[_Union[DatasetSpec, _Mapping]] = ..., indices: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., occurrences: _Optional[bytes] = ..., helpers: _Optional[bytes] = ..., seed: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., collate: bool = ..., step: _Optional[int] = ..., verify: bool = ..., max_batch_bytes: _Optional[int] = ..., compression: _Optional[_Union[Compression, str]] = ..., on_sample_error: _Optional[_Union[OnSampleError, str]] = ..., as_is: bool = ..., contiguous: bool = ..., is_part: bool = ..., owners: _Optional[bytes] = ...) -> None: ...
+    lanes: bytes
+    def __init__(self, protocol: _Optional[int] = ..., dataset: _Optional[_Union[DatasetSpec, _Mapping]] = ..., indices: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., occurrences: _Optional[bytes] = ..., helpers: _Optional[bytes] = ..., seed: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., collate: bool = ..., step: _Optional[int] = ..., verify: bool = ..., max_batch_bytes: _Optional[int] = ..., compression: _Optional[_Union[Compression, str]] = ..., on_sample_error: _Optional[_Union[OnSampleError, str]] = ..., as_is: bool = ..., contiguous: bool = ..., is_part: bool = ..., owners: _Optional[bytes] = ..., lanes: _Optional[bytes] = ...) -> None: ...
+
+class Lanes(_message.Message):
+    __slots__ = ("num_lanes", "chunk_samples", "guarantee", "end", "snapshot_every", "pieces")
+    NUM_LANES_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    GUARANTEE_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_EVERY_FIELD_NUMBER: _ClassVar[int]
+    PIECES_FIELD_NUMBER: _ClassVar[int]
+    num_lanes: int
+    chunk_samples: int
+    guarantee: str
+    end: str
+    snapshot_every: int
+    pieces: _containers.RepeatedCompositeFieldContainer[LanePiece]
+    def __init__(self, num_lanes: _Optional[int] = ..., chunk_samples: _Optional[int] = ..., guarantee: _Optional[str] = ..., end: _Optional[str] = ..., snapshot_every: _Optional[int] = ..., pieces: _Optional[_Iterable[_Union[LanePiece, _Mapping]]] = ...) -> None: ...
+
+class LanePiece(_message.Message):
+    __slots__ = ("lane", "place", "num_samples", "snapshot", "known_place", "known_chain")
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_PLACE_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_CHAIN_FIELD_NUMBER: _ClassVar[int]
+    lane: int
+    place: int
+    num_samples: int
+    snapshot: LaneSnapshot
+    known_place: int
+    known_chain: bytes
+    def __init__(self, lane: _Optional[int] = ..., place: _Optional[int] = ..., num_samples: _Optional[int] = ..., snapshot: _Optional[_Union[LaneSnapshot, _Mapping]] = ..., known_place: _Optional[int] = ..., known_chain: _Optional[bytes] = ...) -> None: ...
+
+class LaneSnapshot(_message.Message):
+    __slots__ = ("place", "chain", "state", "library")
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    LIBRARY_FIELD_NUMBER: _ClassVar[int]
+    place: int
+    chain: bytes
+    state: bytes
+    library: str
+    def __init__(self, place: _Optional[int] = ..., chain: _Optional[bytes] = ..., state: _Optional[bytes] = ..., library: _Optional[str] = ...) -> None: ...
 
 class Helpers(_message.Message):
     __slots__ = ("items",)

@@ -1,0 +1,135 @@
+"""How a source is divided into lanes, and where each part of it begins.
+
+A source with a method ``hetero_split(lane, num_lanes)`` divides itself. Each other source is copied for each lane, and
+asks ``torch.utils.data.get_worker_info()``, as in a worker of torch's loader. Hugging Face's and torch's iterable data
+sets and WebDataset divide themselves in this way.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from hetero.batches.imported import imported
+from hetero.errors import ConfigError
+
+__all__ = ["Opened", "as_lane", "library_of", "open_part"]
+
+_POSITION = "hetero_iterate"
+
+
+class Opened:
+    """The iterator over the part of a source that one lane reads.
+
+    Args:
+        part: The part.
+        iterator: The iterator over it.
+    """
+
+    def __init__(self, part: Any, iterator: Iterator[Any]) -> None:
+        self.part = part
+        self._iterator = iterator
+        self._num_read = 0
+        self._counts = callable(getattr(part, _POSITION, None))
+
+    def __next__(self) -> Any:
+        sample = next(self._iterator)
+        self._num_read += 1
+        return sample
+
+    @property
+    def has_state(self) -> bool:
+        """Whether `state` returns a state."""
+        return self._counts or any(_is_stateful(each) for each in (self._iterator, self.part))
+
+    def state(self) -> Any:
+        """Return the state after the samples that were read."""
+        if self._counts:
+            return self._num_read
+        holder: Any = self._iterator if _is_stateful(self._iterator) else self.part
+        return holder.state_dict()
+
+    @classmethod
+    def begin(cls, part: Any, state: Any | None) -> Opened:
+        """Return the iterator from the beginning of a part, or from a state on."""
+        if callable(method := getattr(part, _POSITION, None)):
+            opened = cls(part, iter(method(state or 0)))
+            opened._num_read = state or 0
+            return opened
+        if state is None:
+            return cls(part, iter(part))
+        # Load the state before ``iter``. With the reverse order, iterators began at the old position
+        # (PrimeIntellect-ai/prime-rl#3332). Only an iterator with a state of its own must exist before.
+        if _is_stateful(part):
+            part.load_state_dict(state)
+            return cls(part, iter(part))
+        iterator: Any = iter(part)
+        iterator.load_state_dict(state)
+        return cls(part, iterator)
+
+
+def open_part(source: Any, lane: int, num_lanes: int, epoch: int, state: Any | None) -> Opened:
+    """Return the iterator of a lane. Call it within `as_lane`.
+
+    Raises:
+        ConfigError: If the source cannot be copied.
+    """
+    if callable(method := getattr(source, "hetero_split", None)):
+        part = method(lane, num_lanes)
+    else:
+        try:
+            part = copy.deepcopy(source)
+        except Exception as error:
+            raise ConfigError(
+                f"a {type(source).__name__} cannot be copied for each lane: {error}\n"
+                "  Give it a method hetero_split(self, lane, num_lanes) that returns the part of a lane."
+            ) from error
+    if callable(method := getattr(part, "set_epoch", None)):
+        method(epoch)
+    return Opened.begin(part, state)
+
+
+@contextmanager
+def as_lane(source: Any, lane: int, num_lanes: int, seed: int) -> Iterator[None]:
+    """Return a context for the source's code: it is the worker of a lane, and of no rank.
+
+    Without this, a source that also divides by rank would deliver only a part of each lane, and only on trainers.
+    """
+    # WebDataset reads the rank in these variables.
+    ranks = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE") if name in os.environ}
+    torch_data = imported("torch.utils.data")
+    module: Any = None if torch_data is None else torch_data._utils.worker
+    before = None if module is None else module._worker_info
+    try:
+        if ranks:
+            os.environ.update(RANK="0", WORLD_SIZE="1")
+        if module is not None:
+            divides_itself = callable(getattr(source, "hetero_split", None))
+            module._worker_info = (
+                None
+                if divides_itself
+                else module.WorkerInfo(id=lane, num_workers=num_lanes, seed=seed + lane, dataset=source)
+            )
+        yield
+    finally:
+        os.environ.update(ranks)
+        if module is not None:
+            module._worker_info = before
+
+
+def library_of(source: Any) -> str:
+    """Return the library of a source and its version. Empty for a class of the script.
+
+    States and orders differ between versions: the order of one seed differs between datasets 4.8, 5.0 and 5.2.
+    """
+    name = type(source).__module__.partition(".")[0]
+    version = getattr(sys.modules.get(name), "__version__", None)
+    return f"{name} {version}" if isinstance(version, str) else ""
+
+
+def _is_stateful(value: Any) -> bool:
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))

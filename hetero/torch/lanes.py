@@ -1,0 +1,239 @@
+"""The pipeline of a loader of an iterable. Its batches come from lanes, see `hetero.plans.lanes`."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from hetero.batches.build import BuiltDataset
+from hetero.control.rank import session as control
+from hetero.errors import ConfigError
+from hetero.loaders.lanes import LaneBatches, LaneOptions, Lanes
+from hetero.loaders.pipeline import LoaderOptions
+from hetero.loaders.prefetching import Batches, EpochRequests
+from hetero.loaders.sampling import PlannedBatch
+from hetero.loaders.state import LoaderState, Start
+from hetero.torch.local import WorkerOptions
+from hetero.torch.local_dataset import LocalDataset
+from hetero.torch.order.ranks import RankStore
+from hetero.torch.pipeline import Pipeline
+
+__all__ = ["LanePipeline"]
+
+logger = logging.getLogger(__name__)
+
+
+class LanePipeline(Pipeline):
+    """The parts of one loader of an iterable.
+
+    Args:
+        subject: A spec, or the user's iterable.
+        options: The loader's options, with `LoaderOptions.lanes`.
+        local: Answers requests in this process.
+        workers: Options of local fetching.
+    """
+
+    may_add_next_epochs = False  # the end of a pass is not known before
+
+    def __init__(self, subject: Any, options: LoaderOptions, *, local: LocalDataset, workers: WorkerOptions) -> None:
+        super().__init__(subject, options, sampler_order=None, local=local, workers=workers)
+        assert options.lanes is not None
+        self._options: LaneOptions = options.lanes
+        self.lanes = Lanes(options.lanes, name=self.name)
+        self._store = RankStore("lanes", *self.kind, options.batch_size)
+
+    def dataset_samples(self) -> int:
+        """Raise an error, because the number is not known before the end."""
+        return self._has_no_length()
+
+    def num_samples(self) -> int:
+        """Raise an error, because the number is not known before the end."""
+        return self._has_no_length()
+
+    def num_batches(self) -> int:
+        """Raise an error, because the number is not known before the end."""
+        return self._has_no_length()
+
+    def _has_no_length(self) -> NoReturn:
+        raise TypeError(f"loader {self.name} of an iterable has no len(): count steps, or use max_steps")
+
+    def local_fingerprint(self) -> str | None:
+        """Return None, because samples of an iterable cannot be probed."""
+        return None
+
+    def local_built(self) -> BuiltDataset:
+        """Return the data set, built in this process."""
+        return self.local.built
+
+    def plan(self, start: Start, *, all_ranks: bool = False) -> Iterator[PlannedBatch]:
+        """Yield the batches from ``start`` on."""
+        shard = self.shard()
+        planned = self.lanes.plan(
+            start.batches,
+            batch_size=self._batch_size,
+            world_size=shard.world_size,
+            ranks=range(shard.world_size) if all_ranks else range(shard.rank, shard.rank + 1),
+        )
+        return itertools.islice(planned, self.max_pass_batches)
+
+    def begin(self, plan: Callable[[Start], Iterator[PlannedBatch]]) -> tuple[int, Start, Iterator[PlannedBatch]]:
+        """Begin a pass. Return its number, its start, and its batches."""
+        self._warn_of_no_shards()
+        self.progress.leave()
+        number, start = self.progress.begin()
+        if start.completed and start.batches:
+            # The loaded state is at the end of a pass.
+            if not start.may_become_next_epoch:
+                return number, start, iter(())
+            start = self.progress.skip_to_next_epoch()
+        shard = self.shard()
+        self.lanes.exchange = self._exchange()
+        self.lanes.begin(epoch=start.number, step=start.batches, batch_size=self._batch_size, shard=shard)
+        self.extent.begin_pass(steps=None, num_done=0)
+        return number, start, plan(start)
+
+    def state(self, num_trained: int | None = None) -> LoaderState:
+        """Return the position of this loader, with snapshots of its lanes."""
+        position = self.progress.position(num_trained)
+        return replace(
+            self.facts(),
+            epoch=position.epoch,
+            again=position.earlier_passes,
+            batches=position.batches,
+            completed=position.completed,
+            lanes=self.lanes.state(),
+        )
+
+    def load_state(self, value: object) -> None:
+        """Continue from a state with the next pass.
+
+        Raises:
+            ConfigError: If the value is not a state, or is the state of a different loader.
+        """
+        state = LoaderState.from_dict(value)
+        here = self.facts()
+        state.check_fits(here)
+        for doubt in state.doubts(here):
+            logger.warning("loader %s: the loaded state is of %s", self.name, doubt)
+        self.progress.resume(state)
+        self.lanes.load(state.lanes)
+        self.consumed_elsewhere = False
+
+    def facts(self) -> LoaderState:
+        """Return a state with this loader's constant values. Its epoch and batches are 0."""
+        return LoaderState(
+            epoch=0,
+            batches=0,
+            order="lanes",
+            seed=self.options.seed,
+            global_batch=self._batch_size * self.shard().world_size,
+            dataset=self.dataset_name,
+            arguments=self.arguments_digest,
+        )
+
+    @property
+    def resumes_within_epoch(self) -> bool:
+        """Whether the next pass is the rest of an epoch that had begun when a loaded state was taken."""
+        start = self.progress.next_start()
+        return self.progress.resumed is not None and start.batches > 0 and not start.completed
+
+    def num_global_batches(self, start: Start) -> int:
+        """Return the number of batches that the latest pass has delivered. Asked at its end."""
+        return self.progress.position().batches
+
+    def is_through(self, start: Start) -> bool:
+        """Return whether the state ``start`` is at the end of a pass."""
+        return start.completed
+
+    def is_over(self, start: Start) -> bool:
+        """Return whether the state ``start`` is at the end of a pass."""
+        return start.completed
+
+    def _open_source(self, requests: EpochRequests) -> Batches:
+        """Return the batches of ``requests``, without their reports."""
+        return LaneBatches(super()._open_source(requests), self.lanes, requests)
+
+    @property
+    def _batch_size(self) -> int:
+        return self.options.batch_size or 1
+
+    def _exchange(self) -> _Exchange | None:
+        """Return the connection of the ranks. None for a single rank.
+
+        Raises:
+            ConfigError: If the ranks must end together, and have no process group.
+        """
+        shard = self.shard()
+        if shard.world_size == 1:
+            return None
+        if self.options.shard is None and self._store.is_open:
+            return _Exchange(self._store, shard.rank, shard.world_size)
+        if self._options.end == "stop":
+            raise ConfigError(
+                'end="stop" needs a process group, so that all ranks end at the same step\n'
+                "  Call torch.distributed.init_process_group before the first batch and leave out shard=, or pass "
+                'end="wrap" and count steps, or end="rest".'
+            )
+        return None
+
+
+class _Exchange:
+    """See `hetero.loaders.lanes.RankExchange`."""
+
+    _POLL_S = 0.002
+    _SAY_S = 30.0
+
+    def __init__(self, store: RankStore, rank: int, world_size: int) -> None:
+        self._store = store
+        self._rank = rank
+        self._world_size = world_size
+        self._written: list[str] = []
+
+    def agree(self, epoch: int, step: int, end: int | None) -> int | None:
+        """Return the lowest end that a rank passes. Wait until all ranks have called this for the step."""
+        key = f"end/{epoch}/{step}"
+        self._store.set(f"{key}/{self._rank}", json.dumps(end))
+        begin_s = said_s = time.monotonic()
+        keys = [f"{key}/{rank}" for rank in range(self._world_size)]
+        while not self._store.check(keys):
+            session = control.current()
+            if session is not None:
+                session.check_wait(False)
+            now_s = time.monotonic()
+            if now_s - said_s > self._SAY_S:
+                said_s = now_s
+                missing = [rank for rank in range(self._world_size) if not self._store.check([keys[rank]])]
+                logger.warning(
+                    "step %d waits for its batch on ranks %s, for %.0f s so far",
+                    step,
+                    ", ".join(map(str, missing)),
+                    now_s - begin_s,
+                )
+            time.sleep(self._POLL_S)
+        ends = [end for key in keys if (end := json.loads(self._store.get(key))) is not None]
+        # Each rank has read the keys of the step before, because it has passed one for this step.
+        self._written.append(f"{key}/{self._rank}")
+        while len(self._written) > 2:
+            self._store.delete(self._written.pop(0))
+        return min(ends, default=None)
+
+    def first(self, epoch: int, lane: int, digest: str) -> int:
+        """Return the first lane that was passed with this digest of its first samples. Does not wait."""
+        return int(self._store.set_if_missing(f"first/{epoch}/{digest}", str(lane)))
+
+    def share(self, state: str) -> None:
+        """Let other ranks read the snapshots of this rank. Does not wait."""
+        self._store.set(f"state/{self._rank}", state)
+
+    def shared(self) -> list[str]:
+        """Return what other ranks have shared. Does not wait."""
+        keys = [f"state/{rank}" for rank in range(self._world_size) if rank != self._rank]
+        with contextlib.suppress(RuntimeError):
+            return [self._store.get(key) for key in keys if self._store.check([key])]
+        return []
