@@ -34,6 +34,8 @@ class LaneOptions:
     """Lanes over all ranks. None: those of a loaded state, or ``lanes_per_rank`` for each rank."""
     lanes_per_rank: int
     """Lanes of each rank without ``num_lanes``."""
+    chunk_samples: int | None
+    """See `LaneLayout`. None: that of a loaded state, or the batch size."""
     snapshot_every: int
     """See `LaneRules`."""
     allow_version_change: bool
@@ -120,14 +122,15 @@ class Lanes:
         loaded, self._loaded = self._loaded, None
         options = self.options
         num_lanes = options.num_lanes or (loaded and loaded["num_lanes"]) or options.lanes_per_rank * shard.world_size
-        layout = LaneLayout(num_lanes=num_lanes, chunk_samples=batch_size)
+        chunk_samples = options.chunk_samples or (loaded and loaded["chunk_samples"]) or batch_size
+        layout = LaneLayout(num_lanes=num_lanes, chunk_samples=chunk_samples)
         self._lanes, self._dry, self._firsts, self.end_step = {}, set(), {}, None
         if step and loaded is not None:
-            layout = LaneLayout(num_lanes=num_lanes, chunk_samples=loaded["chunk_samples"])
-            if num_lanes != loaded["num_lanes"]:
+            if (num_lanes, chunk_samples) != (loaded["num_lanes"], loaded["chunk_samples"]):
                 raise ConfigError(
-                    f"the loaded state is within an epoch of {loaded['num_lanes']} lanes, this loader has {num_lanes}\n"
-                    "  Pass the same lanes=. At the end of an epoch it may change."
+                    f"the loaded state is within an epoch of {loaded['num_lanes']} lanes and {loaded['chunk_samples']} "
+                    f"samples of a lane in a row, this loader has {num_lanes} and {chunk_samples}\n"
+                    "  Pass the same lanes= and chunk_samples=. At the end of an epoch they may change."
                 )
             self._lanes = {lane: _Lane((snapshot,)) for lane, snapshot in _unpacked(loaded["snapshots"]).items()}
         layout.check(batch_size=batch_size, world_size=shard.world_size)

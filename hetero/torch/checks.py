@@ -77,6 +77,7 @@ def check_lanes(
     lanes: int | None,
     end: str,
     *,
+    chunk_samples: int | None,
     lanes_per_rank: int,
     snapshot_every: int | None,
     allow_version_change: bool,
@@ -97,6 +98,8 @@ def check_lanes(
         raise ConfigError(f"end is {end!r:.80}, expected 'stop', 'wrap' or 'rest'")
     if lanes is not None and (type(lanes) is not int or not 1 <= lanes < 2**20):
         raise ConfigError(f"lanes is {lanes!r:.80}, expected an integer of at least 1")
+    if chunk_samples is not None and (type(chunk_samples) is not int or not 1 <= chunk_samples < 2**20):
+        raise ConfigError(f"chunk_samples is {chunk_samples!r:.80}, expected an integer of at least 1")
     if snapshot_every is not None and (type(snapshot_every) is not int or snapshot_every < 1):
         raise ConfigError(f"snapshot_every_n_steps is {snapshot_every!r:.80}, expected an integer of at least 1")
     return LaneOptions(
@@ -104,6 +107,7 @@ def check_lanes(
         end=cast(End, end),
         num_lanes=lanes,
         lanes_per_rank=max(1, lanes_per_rank),
+        chunk_samples=chunk_samples,
         snapshot_every=snapshot_every or 1,
         allow_version_change=bool(allow_version_change),
     )

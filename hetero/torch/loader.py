@@ -191,6 +191,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         end: What happens if a lane has no more samples. ``"stop"``: the pass ends on all ranks. ``"wrap"``: the lane
             begins again, so the pass never ends. ``"rest"``: the other lanes go on, so ranks may end at different
             batches, for validation without collectives.
+        chunk_samples: Samples of a lane that follow each other in the pass. None: that of a loaded state, or
+            ``batch_size``. Jobs with other numbers of ranks have the same global batches if this is the same.
         allow_version_change: Whether a state of another version of the source's library may be loaded.
         compression: Lossless compression of batches that endpoints send: ``"lz4"`` or ``"zstd"``. It needs
             ``hetero[compression]`` on every host. It helps on networks that are slower than the codec. Ignored if
@@ -248,6 +250,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         guarantee: Guarantee | None = None,
         lanes: int | None = None,
         end: End = "stop",
+        chunk_samples: int | None = None,
         allow_version_change: bool = False,
     ) -> None:
         # When Lightning rebuilds a loader, it passes the views that it has read from the attributes of the first one
@@ -277,6 +280,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             guarantee,
             lanes,
             end,
+            chunk_samples=chunk_samples,
             lanes_per_rank=num_workers,
             snapshot_every=snapshot_every_n_steps,
             allow_version_change=allow_version_change,
@@ -376,6 +380,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.guarantee = guarantee
         self.lanes = lanes
         self.end = end
+        self.chunk_samples = chunk_samples
         self.allow_version_change = allow_version_change
         self._has_iterator = False
         """Whether torch's loader would have kept the iterator of the last pass, because its workers are persistent."""

@@ -84,8 +84,7 @@ class Stream(data.IterableDataset[int]):
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
-        (Stream, "an iterable data set .*only map-style"),
-        (lambda: iter([1]), "an iterable data set .*only map-style"),
+        (lambda: iter([1]), "an iterator .*which can be read only once"),
         (lambda: None, "None; return the data set"),
         (lambda: DatasetSpec("other"), "a DatasetSpec; build 'other'"),
         (lambda: 3, "not a data set"),
