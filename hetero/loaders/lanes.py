@@ -132,7 +132,7 @@ class Lanes:
                     f"samples of a lane in a row, this loader has {num_lanes} and {chunk_samples}\n"
                     "  Pass the same lanes= and chunk_samples=. At the end of an epoch they may change."
                 )
-            self._lanes = {lane: _Lane((snapshot,)) for lane, snapshot in _unpacked(loaded["snapshots"]).items()}
+            self._lanes = _unpacked(loaded["snapshots"])
         layout.check(batch_size=batch_size, world_size=shard.world_size)
         self._layout, self._epoch = layout, epoch
         self._first_step, self._agreed = step, step - 1
@@ -179,19 +179,24 @@ class Lanes:
         assert self._layout is not None
         if self.options.end != "stop" or step <= self._agreed or self.exchange is None:
             return
-        self.exchange.share(self._packed())
+        self.exchange.share(_packed(self._lanes))
         self.end_step = self.exchange.agree(self._epoch, step, self.end_step)
         # Once each lane was read, the reports say whether all lanes have another chunk.
         num_steps = self._num_steps
         self._agreed = step + num_steps if step >= self._first_step + num_steps - 1 else step
 
+    def agree_on_end(self) -> None:
+        """Tell other ranks of the end of this rank's lanes, if they still expect a batch of it."""
+        if self.end_step == self._agreed + 1:
+            self.agree(self.end_step)
+
     def is_over(self, step: int) -> bool:
         """Return whether a pass ends before a step."""
         return self.end_step is not None and step >= self.end_step
 
-    def note_end(self, steps: int) -> None:
+    def note_end(self, steps: int | None) -> None:
         """Log how a pass ended, once for each loader."""
-        if self._has_said_end or self.options.end != "stop":
+        if self._has_said_end or self.options.end != "stop" or steps is None:
             return
         self._has_said_end = True
         logger.info(
@@ -209,13 +214,13 @@ class Lanes:
         layout = self._layout
         if layout is None:
             return None
-        snapshots: dict[int, Snapshot] = {}
+        others: dict[int, _Lane] = {}
         for text in [] if self.exchange is None else self.exchange.shared():
-            snapshots |= _unpacked(text)
+            others |= _unpacked(text)
         return {
             "num_lanes": layout.num_lanes,
             "chunk_samples": layout.chunk_samples,
-            "snapshots": self._packed(snapshots),
+            "snapshots": _packed(others | self._lanes),
         }
 
     def _rules(self, layout: LaneLayout) -> LaneRules:
@@ -289,25 +294,32 @@ class Lanes:
                 "give it\n  a method hetero_split(self, lane, num_lanes) that returns the part of a lane."
             )
 
-    def _packed(self, others: Mapping[int, Snapshot] | None = None) -> str:
-        """Return the latest snapshots as text."""
-        found = dict(others or {})
-        found |= {lane: each.snapshots[-1] for lane, each in self._lanes.items() if each.snapshots}
-        rows = [(lane, each.place, each.chain, each.state, each.library) for lane, each in sorted(found.items())]
-        return b64encode(encode_state(rows)).decode()
+
+def _packed(lanes: Mapping[int, _Lane]) -> str:
+    """Return what is known of lanes as text, with the latest snapshot of each."""
+    rows = []
+    for number, lane in sorted(lanes.items()):
+        snapshot = lane.snapshots[-1] if lane.snapshots else None
+        fields = snapshot and (snapshot.place, snapshot.chain, snapshot.state, snapshot.library)
+        rows.append((number, lane.known, fields))
+    return b64encode(encode_state(rows)).decode()
 
 
-def _unpacked(text: str) -> dict[int, Snapshot]:
-    """Return the snapshots in a text of `Lanes._packed`.
+def _unpacked(text: str) -> dict[int, _Lane]:
+    """Return the lanes in a text of `_packed`.
 
     Raises:
         ConfigError: If it is damaged.
     """
     try:
-        return {
-            int(lane): Snapshot(place=int(place), chain=bytes(chain), state=bytes(state), library=str(library))
-            for lane, place, chain, state, library in decode_state(b64decode(text))
-        }
+        found = {}
+        for number, known, fields in decode_state(b64decode(text)):
+            snapshots: tuple[Snapshot, ...] = ()
+            if fields is not None:
+                place, chain, state, library = fields
+                snapshots = (Snapshot(place=int(place), chain=bytes(chain), state=bytes(state), library=str(library)),)
+            found[int(number)] = _Lane(snapshots, None if known is None else (int(known[0]), bytes(known[1])))
+        return found
     except (ValueError, TypeError) as error:
         raise ConfigError(f"the lanes of a loader's state are damaged: {error}") from error
 
@@ -333,6 +345,10 @@ class LaneBatches:
         while True:
             try:
                 answer = next(self._batches)
+            except StopIteration:
+                self._lanes.agree_on_end()
+                self._lanes.note_end(self._lanes.end_step)
+                raise
             except BaseException:
                 self.request = self._batches.request
                 raise

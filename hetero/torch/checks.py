@@ -6,26 +6,22 @@ import inspect
 import logging
 from collections.abc import Callable
 from operator import index as to_integer
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.utils.data
 
 from hetero.batches.build import is_iterable
-from hetero.batches.lanes.pieces import ENDS, GUARANTEES, End, Guarantee
-from hetero.batches.lanes.source import GUARANTEE_LINES, iterable_problem
+from hetero.batches.lanes.source import iterable_problem
 from hetero.datasets import get_factory
 from hetero.errors import ConfigError
 from hetero.loaders.checks import check_seed, check_shuffle
-from hetero.loaders.lanes import LaneOptions
 from hetero.loaders.pipeline import is_remote
 from hetero.loaders.sampling import Shard
 from hetero.spec import DatasetFactory, DatasetSpec
 
 __all__ = [
     "check_functions",
-    "check_lanes",
-    "check_no_order",
     "check_subject",
     "effective_seed",
     "user_collate_fn",
@@ -69,66 +65,6 @@ def check_subject(subject: Any, guarantee: str | None) -> None:
             f"the data set is a {type(subject).__name__} object, which cannot be served by other hosts\n"
             "  This job has endpoints. Build it in a function decorated with @hetero.dataset at the top level of the "
             "script,\n  and pass what calling that function returns. Or run without data hosts."
-        )
-
-
-def check_lanes(
-    guarantee: str | None,
-    lanes: int | None,
-    end: str,
-    *,
-    chunk_samples: int | None,
-    lanes_per_rank: int,
-    snapshot_every: int | None,
-    allow_version_change: bool,
-) -> LaneOptions | None:
-    """Return the options of the lanes of an iterable. None without a guarantee.
-
-    Raises:
-        ConfigError: If an argument is out of its bounds, or there are lanes and no guarantee.
-    """
-    if guarantee is None:
-        if lanes is not None or end != "stop":
-            lines = GUARANTEE_LINES.rstrip()
-            raise ConfigError(f"lanes= and end= are for iterables, which need a guarantee:\n{lines}")
-        return None
-    if guarantee not in GUARANTEES:
-        raise ConfigError(f"guarantee is {guarantee!r:.80}, expected one of these:\n{GUARANTEE_LINES.rstrip()}")
-    if end not in ENDS:
-        raise ConfigError(f"end is {end!r:.80}, expected 'stop', 'wrap' or 'rest'")
-    if lanes is not None and (type(lanes) is not int or not 1 <= lanes < 2**20):
-        raise ConfigError(f"lanes is {lanes!r:.80}, expected an integer of at least 1")
-    if chunk_samples is not None and (type(chunk_samples) is not int or not 1 <= chunk_samples < 2**20):
-        raise ConfigError(f"chunk_samples is {chunk_samples!r:.80}, expected an integer of at least 1")
-    if snapshot_every is not None and (type(snapshot_every) is not int or snapshot_every < 1):
-        raise ConfigError(f"snapshot_every_n_steps is {snapshot_every!r:.80}, expected an integer of at least 1")
-    return LaneOptions(
-        guarantee=cast(Guarantee, guarantee),
-        end=cast(End, end),
-        num_lanes=lanes,
-        lanes_per_rank=max(1, lanes_per_rank),
-        chunk_samples=chunk_samples,
-        snapshot_every=snapshot_every or 1,
-        allow_version_change=bool(allow_version_change),
-    )
-
-
-def check_no_order(*, shuffle: object, sampler: object, batch_size: int | None, policy: str) -> None:
-    """Reject arguments that need an index.
-
-    Raises:
-        ConfigError: If one of them was passed.
-    """
-    if shuffle:
-        raise ConfigError("shuffle= needs an index\n  Shuffle in the iterable itself, with a fixed seed.")
-    if sampler is not None:
-        raise ConfigError("sampler= and batch_sampler= need an index; the iterable itself decides its order")
-    if batch_size is None:
-        raise ConfigError("an iterable needs a batch_size\n  If items are batches, pass batch_size=1 and a collate_fn.")
-    if policy == "skip":
-        raise ConfigError(
-            'on_sample_error="skip" needs an index: a generator that has raised cannot go on\n'
-            "  Catch the exception inside the iterable."
         )
 
 

@@ -21,15 +21,14 @@ from hetero.plans.mixtures import Mixture
 from hetero.spec import DatasetSpec
 from hetero.torch.checks import (
     check_functions,
-    check_lanes,
-    check_no_order,
     check_order,
     check_shard,
     check_subject,
     effective_seed,
     user_collate_fn,
 )
-from hetero.torch.lanes import LanePipeline
+from hetero.torch.lanes.arguments import check_lanes, check_no_order
+from hetero.torch.lanes.pipeline import LanePipeline
 from hetero.torch.local import WorkerOptions, accelerator_is_available
 from hetero.torch.local_dataset import LocalDataset
 from hetero.torch.order.sampler import SamplerOrder
@@ -40,6 +39,8 @@ from hetero.torch.views import (
     CollateView,
     DatasetView,
     SamplerView,
+    ShownAttribute,
+    WorkerAttribute,
     fetches_for_rebuilt,
     is_asked_by_tool,
     unwrap_collate_fn,
@@ -50,53 +51,6 @@ __all__ = ["DataLoader"]
 
 _T_co = TypeVar("_T_co", covariant=True)
 _TORCH_TAKES_IN_ORDER = "in_order" in inspect.signature(torch.utils.data.DataLoader.__init__).parameters
-
-
-class _Attribute:
-    """An attribute of torch's loader whose value depends on who reads it."""
-
-    def __set_name__(self, _: type, name: str) -> None:
-        self._name = name
-
-    def __set__(self, loader: DataLoader[Any], value: Any) -> None:
-        loader.__dict__[self._name] = value
-
-
-class _Shown(_Attribute):
-    """An attribute that shows the user's argument or torch's default to the script, and a view to a tool.
-
-    A tool (accelerate, Lightning) rebuilds loaders from their attributes. It gets a view in place of the user's object.
-    The view makes the rebuilt loader yield batches that this loader fetches: see `hetero.torch.views`.
-    """
-
-    def __get__(self, loader: DataLoader[Any] | None, _: type | None = None) -> Any:
-        """Return the view if a tool or torch's constructor reads the attribute, else the value for the script."""
-        # The attribute was read from the class.
-        if loader is None:
-            return self
-        gets_view = not loader.__dict__.get("_is_made") or is_asked_by_tool()
-        return loader.__dict__[self._name] if gets_view else loader._values_for_script[self._name]
-
-
-class _OfWorkers(_Attribute):
-    """An attribute as in torch. It has another value if a loader rebuilt from this one must not start workers.
-
-    The rebuilt loader gets batches that this loader has fetched, so workers of its own would only hide them from the
-    step timer: see `fetches_for_rebuilt`.
-
-    Args:
-        without_workers: The other value, which a loader without workers has.
-    """
-
-    def __init__(self, without_workers: Any) -> None:
-        self._without_workers = without_workers
-
-    def __get__(self, loader: DataLoader[Any] | None, _: type | None = None) -> Any:
-        """Return the stored value, or ``without_workers`` if rebuilt loaders must not start workers."""
-        # The attribute was read from the class.
-        if loader is None:
-            return self
-        return self._without_workers if fetches_for_rebuilt() else loader.__dict__[self._name]
 
 
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
@@ -206,16 +160,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         ValueError: As in torch.
     """
 
-    dataset: Any = _Shown()
+    dataset: Any = ShownAttribute()
     """The data set object or spec that was passed."""
-    sampler: Any = _Shown()
+    sampler: Any = ShownAttribute()
     """The sampler that was passed, or a view of this loader's own order over the samples of this rank."""
-    collate_fn: Any = _Shown()
+    collate_fn: Any = ShownAttribute()
     """The function that makes batches: the argument, the function registered with the data set, or torch's default."""
-    num_workers: Any = _OfWorkers(0)
-    prefetch_factor: Any = _OfWorkers(None)
-    persistent_workers: Any = _OfWorkers(False)
-    timeout: Any = _OfWorkers(0)
+    num_workers: Any = WorkerAttribute(0)
+    prefetch_factor: Any = WorkerAttribute(None)
+    persistent_workers: Any = WorkerAttribute(False)
+    timeout: Any = WorkerAttribute(0)
 
     def __init__(
         self,
@@ -401,7 +355,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """
         # torch draws the base seed when it makes an iterator. With persistent workers, it makes only one iterator.
         # Read the script's arguments from the dictionary, because the attributes hide the workers from tools
-        # (`_OfWorkers`).
+        # (`WorkerAttribute`).
         keeps_iterator = self.__dict__["persistent_workers"] and self.__dict__["num_workers"] > 0
         makes_iterator = not (keeps_iterator and self._has_iterator)
         self._has_iterator = keeps_iterator

@@ -36,7 +36,9 @@ __all__ = [
     "CollateView",
     "DatasetView",
     "SamplerView",
+    "ShownAttribute",
     "UserSamplerView",
+    "WorkerAttribute",
     "fetches_for_rebuilt",
     "is_asked_by_tool",
     "unwrap_collate_fn",
@@ -44,6 +46,53 @@ __all__ = [
 ]
 
 _TOOLS = frozenset({"accelerate", "lightning", "lightning_fabric", "pytorch_lightning"})
+
+
+class _Attribute:
+    """An attribute of torch's loader whose value depends on who reads it."""
+
+    def __set_name__(self, _: type, name: str) -> None:
+        self._name = name
+
+    def __set__(self, loader: Any, value: Any) -> None:
+        loader.__dict__[self._name] = value
+
+
+class ShownAttribute(_Attribute):
+    """An attribute that shows the user's argument or torch's default to the script, and a view to a tool.
+
+    A tool (accelerate, Lightning) rebuilds loaders from their attributes. It gets a view in place of the user's object.
+    The view makes the rebuilt loader yield batches that this loader fetches: see `hetero.torch.views`.
+    """
+
+    def __get__(self, loader: Any, _: type | None = None) -> Any:
+        """Return the view if a tool or torch's constructor reads the attribute, else the value for the script."""
+        # The attribute was read from the class.
+        if loader is None:
+            return self
+        gets_view = not loader.__dict__.get("_is_made") or is_asked_by_tool()
+        return loader.__dict__[self._name] if gets_view else loader._values_for_script[self._name]
+
+
+class WorkerAttribute(_Attribute):
+    """An attribute as in torch. It has another value if a loader rebuilt from this one must not start workers.
+
+    The rebuilt loader gets batches that this loader has fetched, so workers of its own would only hide them from the
+    step timer: see `fetches_for_rebuilt`.
+
+    Args:
+        without_workers: The other value, which a loader without workers has.
+    """
+
+    def __init__(self, without_workers: Any) -> None:
+        self._without_workers = without_workers
+
+    def __get__(self, loader: Any, _: type | None = None) -> Any:
+        """Return the stored value, or ``without_workers`` if rebuilt loaders must not start workers."""
+        # The attribute was read from the class.
+        if loader is None:
+            return self
+        return self._without_workers if fetches_for_rebuilt() else loader.__dict__[self._name]
 
 
 class FetchedBatch:

@@ -3,8 +3,8 @@
     python -m tests.lanes.schedules --count 1000
 
 A schedule has 1 to 8 data hosts and 1 to 8 ranks. At random steps, hosts are lost, come back empty, leave or join, and
-the job goes on from its state with another number of ranks. Hosts answer in any order. Requests and answers pass through
-the wire format. Each host is a data set of its own, in this process. The order must be that of one process.
+the job goes on from its state with another number of ranks. Hosts answer in any order. Requests pass through the
+wire format. Each host is a data set of its own, in this process. The order must be that of one process.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from hetero import shards
 from hetero.batches.build import BuiltDataset
 from hetero.batches.fetch import fetch
 from hetero.batches.lanes.pieces import LaneReport
-from hetero.batches.lanes.work import LaneWork
 from hetero.batches.request import BatchRequest
-from hetero.loaders.lanes import LaneOptions, Lanes
+from hetero.loaders.lanes import LaneOptions, Lanes, _packed
 from hetero.loaders.sampling import BuiltInOrder, PlannedBatch, Shard
 from hetero.plans.windows import WindowPlan
 from hetero.spec import DatasetSpec
@@ -178,7 +177,7 @@ def lanes_schedule(seed: int) -> str:
                 if disturb and chance.random() < 0.3:
                     hosts.change()
             for number, rank in enumerate(ranks):
-                exchange.states[number] = rank.lanes._packed()
+                exchange.states[number] = _packed(rank.lanes._lanes)
             state = ranks[chance.randrange(world)].lanes.state()
         return delivered
 
@@ -218,9 +217,10 @@ def shards_schedule(seed: int, files: list[str]) -> str:
             for rank in chance.sample(range(world), world):
                 answers[rank] = hosts.fetch(_request(planned[rank]))
             is_incomplete = (step + 1) * global_batch > num_rows
-            parts = [answers[rank] for rank in range(world)]
+            parts: list[Any] = [answers[rank] for rank in range(world)]
             # The samples of the last, incomplete global batch are dealt out one by one.
-            found += [row for dealt in zip(*parts, strict=True) for row in dealt] if is_incomplete else sum(parts, [])
+            parts = list(zip(*parts, strict=True)) if is_incomplete else parts
+            found += itertools.chain.from_iterable(parts)
             step += 1
             if chance.random() < 0.3:
                 hosts.change()

@@ -327,7 +327,7 @@ def test_loader_iterable_data_set_raises() -> None:
         def __iter__(self) -> Iterator[int]:
             return iter(range(3))
 
-    with pytest.raises(ConfigError, match="IterableDataset"):
+    with pytest.raises(ConfigError, match="Stream is iterable, and has no index"):
         DataLoader(Stream())
 
 

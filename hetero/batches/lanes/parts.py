@@ -82,7 +82,8 @@ def open_part(source: Any, lane: int, num_lanes: int, epoch: int, state: Any | N
         part = method(lane, num_lanes)
     else:
         try:
-            part = copy.deepcopy(source)
+            # A pipeline may hold a module, such as ``rng=random`` in WebDataset's shuffle. It stays the same.
+            part = copy.deepcopy(source, {id(module): module for module in tuple(sys.modules.values())})
         except Exception as error:
             raise ConfigError(
                 f"a {type(source).__name__} cannot be copied for each lane: {error}\n"

@@ -7,7 +7,7 @@ from functools import partial
 from hashlib import blake2b
 from typing import Any
 
-from hetero.batches.failures import Cancelled, check_not_exit, dataset_error
+from hetero.batches.failures import Cancelled, check_not_exit, dataset_error, exception_line
 from hetero.batches.lanes.iterator import LaneIterator, LaneOrigin
 from hetero.batches.lanes.pieces import LanePiece, LaneRules, PieceReport
 from hetero.errors import ConfigError, DatasetError
@@ -20,6 +20,11 @@ GUARANTEE_LINES = """\
                             gives the same samples again. It takes longer at later positions
   guarantee="at-most-once"  a lane that moves begins anew. What was in flight is lost, and counted
 """
+_UNREPEATABLE = (
+    "lane {} gave other samples before sample {} when it was begun anew: the source cannot be replayed. Typical "
+    "causes: shuffling with a seed of the time or the process, threads, a stream that goes on. Give the source a fixed "
+    'seed, or the generator of the random module, which hetero seeds. Or pass the loader guarantee="at-most-once"'
+)
 _OTHER_GUARANTEES = 'Or pass the loader guarantee="replay" or "at-most-once", see docs/streams.md'
 
 
@@ -40,9 +45,17 @@ class LaneSource:
         source: The user's iterable.
         name: Name of the data set, for messages.
         info_seed: Seed in torch's worker info.
+
+    Raises:
+        ConfigError: If the source is already a part for one rank.
     """
 
     def __init__(self, source: Any, *, name: str, info_seed: int) -> None:
+        if getattr(source, "_distributed", None) is not None:  # of Hugging Face's data sets
+            raise ConfigError(
+                "the data set is a part for one rank already (split_dataset_by_node)\n"
+                "  Leave this out. The loader divides the lanes over the ranks."
+            )
         self.source = source
         self._info_seed = info_seed
         self._name = name
@@ -103,8 +116,8 @@ class LaneSource:
         ahead = (part.place // chunk + 2) * chunk
         end = part.place + part.num_samples
         iterator.read_until(ahead if rules.end == "stop" else end, cancelled)
-        if rules.guarantee == "exactly-once" and not self._is_tested:
-            self._test(rules, iterator, chunk, cancelled)
+        if part.lane == part.place == 0 and rules.guarantee != "at-most-once" and not self._is_tested:
+            self._test(rules, iterator, cancelled)
         digests = iterator.digests_ahead[: part.num_samples]
         samples = iterator.take(part.num_samples)
         snapshot = iterator.snapshot
@@ -160,31 +173,37 @@ class LaneSource:
                 if not iterator.take(1):
                     break
             if stop == known_place == iterator.place and iterator.chain != known_chain:
-                raise ConfigError(
-                    f"lane {piece.part.lane} gave other samples before place {stop} when it was begun anew: the source "
-                    "cannot be replayed. Typical causes: shuffling with a seed of the time or the process, threads, a "
-                    'stream that goes on. Give the source a fixed seed, or pass the loader guarantee="at-most-once"'
-                )
+                raise ConfigError(_UNREPEATABLE.format(piece.part.lane, stop))
 
-    def _test(self, rules: LaneRules, iterator: LaneIterator, chunk: int, cancelled: Callable[[], bool] | None) -> None:
-        """Load a snapshot into another iterator, and compare the samples after it.
+    def _test(self, rules: LaneRules, iterator: LaneIterator, cancelled: Callable[[], bool] | None) -> None:
+        """Begin a lane a second time, from a snapshot if there are any, and compare the samples.
 
         Raises:
             ConfigError: If they differ.
         """
-        begin = iterator.place
-        every = chunk * rules.snapshot_every
-        first = (begin // every + 1) * every
-        iterator.read_until(first + chunk, cancelled)
-        if iterator.read_place <= first:
-            return  # the lane is too short
-        snapshot = iterator.snapshot_at(first)
-        self._is_tested = True
-        other = LaneIterator(iterator.origin, snapshot, every=0)
-        other.read_until(iterator.read_place, cancelled)
-        if other.read_chain != iterator.read_chain:
+        chunk, place, snapshot = rules.layout.chunk_samples, 0, None
+        if rules.guarantee == "exactly-once":
+            place = chunk * rules.snapshot_every
+            iterator.read_until(place + chunk, cancelled)
+            snapshot = iterator.snapshot_at(place)
+            if iterator.read_place <= place:
+                return  # the lane is too short
+        try:
+            other = LaneIterator(iterator.origin, snapshot, every=0)
+            other.read_until(iterator.read_place, cancelled)
+        except Cancelled:
+            raise
+        except Exception as error:
             raise ConfigError(
-                f"lane {iterator.origin.lane} gives other samples after its state at sample {first} is loaded. "
-                "The state does not hold all that the samples depend on, such as the buffer of a shuffle. Leave the "
-                f"shuffle out. {_OTHER_GUARANTEES}"
-            )
+                f"lane 0 cannot go on after its state at sample {place} is loaded: {exception_line(error)}. "
+                f"{_OTHER_GUARANTEES}"
+            ) from error
+        self._is_tested = True
+        if other.read_chain == iterator.read_chain:
+            return
+        if snapshot is None:
+            raise ConfigError(_UNREPEATABLE.format(0, iterator.read_place))
+        raise ConfigError(
+            f"lane 0 gives other samples after its state at sample {place} is loaded. The state does not hold all that "
+            f"the samples depend on, such as the buffer of a shuffle. Leave the shuffle out. {_OTHER_GUARANTEES}"
+        )

@@ -1,0 +1,72 @@
+"""Checks of the arguments of a loader of an iterable."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from hetero.batches.lanes.pieces import ENDS, GUARANTEES, End, Guarantee
+from hetero.batches.lanes.source import GUARANTEE_LINES
+from hetero.errors import ConfigError
+from hetero.loaders.lanes import LaneOptions
+
+__all__ = ["check_lanes", "check_no_order"]
+
+
+def check_lanes(
+    guarantee: str | None,
+    lanes: int | None,
+    end: str,
+    *,
+    chunk_samples: int | None,
+    lanes_per_rank: int,
+    snapshot_every: int | None,
+    allow_version_change: bool,
+) -> LaneOptions | None:
+    """Return the options of the lanes of an iterable. None without a guarantee.
+
+    Raises:
+        ConfigError: If an argument is out of its bounds, or there are lanes and no guarantee.
+    """
+    if guarantee is None:
+        if lanes is not None or end != "stop":
+            lines = GUARANTEE_LINES.rstrip()
+            raise ConfigError(f"lanes= and end= are for iterables, which need a guarantee:\n{lines}")
+        return None
+    if guarantee not in GUARANTEES:
+        raise ConfigError(f"guarantee is {guarantee!r:.80}, expected one of these:\n{GUARANTEE_LINES.rstrip()}")
+    if end not in ENDS:
+        raise ConfigError(f"end is {end!r:.80}, expected 'stop', 'wrap' or 'rest'")
+    if lanes is not None and (type(lanes) is not int or not 1 <= lanes < 2**20):
+        raise ConfigError(f"lanes is {lanes!r:.80}, expected an integer of at least 1")
+    if chunk_samples is not None and (type(chunk_samples) is not int or not 1 <= chunk_samples < 2**20):
+        raise ConfigError(f"chunk_samples is {chunk_samples!r:.80}, expected an integer of at least 1")
+    if snapshot_every is not None and (type(snapshot_every) is not int or snapshot_every < 1):
+        raise ConfigError(f"snapshot_every_n_steps is {snapshot_every!r:.80}, expected an integer of at least 1")
+    return LaneOptions(
+        guarantee=cast(Guarantee, guarantee),
+        end=cast(End, end),
+        num_lanes=lanes,
+        lanes_per_rank=max(1, lanes_per_rank),
+        chunk_samples=chunk_samples,
+        snapshot_every=snapshot_every or 1,
+        allow_version_change=bool(allow_version_change),
+    )
+
+
+def check_no_order(*, shuffle: object, sampler: object, batch_size: int | None, policy: str) -> None:
+    """Reject arguments that need an index.
+
+    Raises:
+        ConfigError: If one of them was passed.
+    """
+    if shuffle:
+        raise ConfigError("shuffle= needs an index\n  Shuffle in the iterable itself, with a fixed seed.")
+    if sampler is not None:
+        raise ConfigError("sampler= and batch_sampler= need an index; the iterable itself decides its order")
+    if batch_size is None:
+        raise ConfigError("an iterable needs a batch_size\n  If items are batches, pass batch_size=1 and a collate_fn.")
+    if policy == "skip":
+        raise ConfigError(
+            'on_sample_error="skip" needs an index: a generator that has raised cannot go on\n'
+            "  Catch the exception inside the iterable."
+        )

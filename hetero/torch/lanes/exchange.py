@@ -1,0 +1,71 @@
+"""What the ranks of a loader of lanes tell each other, through the store of the process group."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import time
+
+from hetero.control.rank import session as control
+from hetero.torch.order.ranks import RankStore
+
+__all__ = ["StoreExchange"]
+
+logger = logging.getLogger(__name__)
+
+
+class StoreExchange:
+    """See `hetero.loaders.lanes.RankExchange`."""
+
+    _POLL_S = 0.002
+    _SAY_S = 30.0
+
+    def __init__(self, store: RankStore, rank: int, world_size: int) -> None:
+        self._store = store
+        self._rank = rank
+        self._world_size = world_size
+        self._written: list[str] = []
+
+    def agree(self, epoch: int, step: int, end: int | None) -> int | None:
+        """Return the lowest end that a rank passes. Wait until all ranks have called this for the step."""
+        key = f"end/{epoch}/{step}"
+        self._store.set(f"{key}/{self._rank}", json.dumps(end))
+        begin_s = said_s = time.monotonic()
+        keys = [f"{key}/{rank}" for rank in range(self._world_size)]
+        while not self._store.check(keys):
+            session = control.current()
+            if session is not None:
+                session.check_wait(False)
+            now_s = time.monotonic()
+            if now_s - said_s > self._SAY_S:
+                said_s = now_s
+                missing = [rank for rank in range(self._world_size) if not self._store.check([keys[rank]])]
+                logger.warning(
+                    "step %d waits for its batch on ranks %s, for %.0f s so far",
+                    step,
+                    ", ".join(map(str, missing)),
+                    now_s - begin_s,
+                )
+            time.sleep(self._POLL_S)
+        ends = [end for key in keys if (end := json.loads(self._store.get(key))) is not None]
+        # Each rank has read the keys of the step before, because it has passed one for this step.
+        self._written.append(f"{key}/{self._rank}")
+        while len(self._written) > 2:
+            self._store.delete(self._written.pop(0))
+        return min(ends, default=None)
+
+    def first(self, epoch: int, lane: int, digest: str) -> int:
+        """Return the first lane that was passed with this digest of its first samples. Does not wait."""
+        return int(self._store.set_if_missing(f"first/{epoch}/{digest}", str(lane)))
+
+    def share(self, state: str) -> None:
+        """Let other ranks read the snapshots of this rank. Does not wait."""
+        self._store.set(f"state/{self._rank}", state)
+
+    def shared(self) -> list[str]:
+        """Return what other ranks have shared. Does not wait."""
+        keys = [f"state/{rank}" for rank in range(self._world_size) if rank != self._rank]
+        with contextlib.suppress(RuntimeError):
+            return [self._store.get(key) for key in keys if self._store.check([key])]
+        return []
