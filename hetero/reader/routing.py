@@ -125,7 +125,8 @@ class Router:
         self.endpoints: list[EndpointConnection] = []
         """This rank's endpoints, in order of preference."""
         self._by_id: list[EndpointConnection] = []
-        """The same endpoints in an order that other ranks have too."""
+        """The endpoints of lanes, in an order that other ranks have too: without those that the job added on trainer
+        hosts while it ran, because they may go at any time. If there are only such endpoints, they serve lanes too."""
         self._id_of_lane: dict[int, str] = {}
         """Endpoint of each lane that came."""
         self._table = table
@@ -141,13 +142,14 @@ class Router:
         """Select this rank's endpoints anew, because endpoints came, left, or are down."""
         self.endpoints = subset(self._table, self._rank, self._world_size)
         before = {connection.record.endpoint_id for connection in self._by_id}
-        self._by_id = sorted(self.endpoints, key=lambda connection: connection.record.endpoint_id)
+        planned = [connection for connection in self.endpoints if not connection.record.is_optional]
+        self._by_id = sorted(planned or self.endpoints, key=lambda connection: connection.record.endpoint_id)
         ids = [connection.record.endpoint_id for connection in self._by_id]
         # Only the lanes of an endpoint that left move, and those that an endpoint that came should have.
         for lane, own in self._id_of_lane.items():
-            planned = ids[lane % len(ids)] if ids else own
-            if own not in ids or planned not in before:
-                self._id_of_lane[lane] = planned
+            first = ids[lane % len(ids)] if ids else own
+            if own not in ids or first not in before:
+                self._id_of_lane[lane] = first
 
     def planned_batches(self, prefetch_factor: float) -> int:
         """Return how many batches this rank should have in flight: its share of all slots, times a factor."""
@@ -185,7 +187,7 @@ class Router:
         now_s = self._clock()
         ready = [
             connection
-            for connection in self.endpoints
+            for connection in (self.endpoints if may_leave_lane else self._by_id)
             if connection.serves(spec)
             and (is_optional_allowed or not connection.record.is_optional)
             and connection.busy_until_s <= now_s

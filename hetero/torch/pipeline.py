@@ -54,6 +54,7 @@ class Pipeline(LoaderPipeline):
     """
 
     can_be_profiled = True
+    compares_batches = True  # whether this process may compute batches too, to compare them with those of data hosts
 
     def __init__(
         self,
@@ -325,7 +326,7 @@ class Pipeline(LoaderPipeline):
                 remote.fleet_for(session),
                 requests,
                 prefetch_factor=self.workers.prefetch_factor,
-                compares_batches=True,
+                compares_batches=self.compares_batches,
                 on_wait=session.check_wait,
                 on_received=self.traffic.add,
                 on_skips=self.skips.note,

@@ -37,6 +37,7 @@ class LanePipeline(Pipeline):
     """
 
     may_add_next_epochs = False  # the end of a pass is not known before
+    compares_batches = False  # this process would have to read each lane from its beginning
 
     def __init__(self, subject: Any, options: LoaderOptions, *, local: LocalDataset, workers: WorkerOptions) -> None:
         super().__init__(subject, options, sampler_order=None, local=local, workers=workers)
