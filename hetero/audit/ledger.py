@@ -1,11 +1,12 @@
 """The ledger of one rank: a record of each batch that it received, as a hash chain in a file that only grows.
 
 The file consists of JSON lines. Each line ends with the value of the hash chain: the hash of the previous line's value
-and of the line's text. There are four kinds of line:
+and of the line's text. There are five kinds of line:
 
 - ``{"ledger": 1, ...}``: A process begins to write. The line has the version, job, rank and world size.
 - ``{"loader": 0, ...}``: A loader delivers its first batch. The line has facts about the loader, and where it starts.
 - ``{"batch": 0, ...}``: Loader 0 delivers a batch. It has an epoch, a position, and digests of indices and content.
+- ``{"skip": 200, ...}``: The script passes over batches.
 - ``{"end": 99}``: The process closed its ledger after 99 batches.
 
 The kernel receives a batch's line before the script receives the batch, so a killed process loses no line. A process
@@ -27,7 +28,7 @@ import math
 import os
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -113,7 +114,7 @@ class LoaderFacts:
     global_batch: int | None
     """Samples per step over all ranks. None for a user's batch sampler."""
     order: str
-    """``sequential``, ``shuffled``, ``torch`` or ``sampler``."""
+    """See `hetero.loaders.state.LoaderState.order`."""
 
     @property
     def identity(self) -> tuple[str, ...]:
@@ -140,6 +141,8 @@ class BatchEntry:
     """
     content: bytes
     """16-byte digest of the batch that the script received."""
+    by_source: Mapping[str, int] | None = None
+    """Samples of each source of a `hetero.Mixture`. None without one."""
 
 
 class Ledger:
@@ -196,11 +199,18 @@ class Ledger:
                     "indices": entry.indices.hex(),
                     "samples": entry.samples.hex(),
                     "content": entry.content.hex(),
+                    **({} if entry.by_source is None else {"sources": dict(entry.by_source)}),
                 },
                 place,
             )
             self.num_batches += is_written
             self.num_lost += not is_written
+
+    def skip(self, name: str, epoch: int, position: int, num_batches: int) -> None:
+        """Append that the script passes over the last ``num_batches`` batches before a position of a loader."""
+        with self._lock:
+            place = f"loader {name}, epoch {epoch_text(epoch)}, position {position}"
+            self._append({"skip": num_batches, "name": name, "epoch": epoch, "position": position}, place)
 
     def give_up(self, why: str, what: str) -> None:
         """End the ledger here and log the reason, for example if a digest of a batch cannot be computed.

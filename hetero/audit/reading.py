@@ -22,6 +22,8 @@ from hetero.audit.ledger import (
     split_line,
 )
 from hetero.documents.records import MAX_ITEMS, decode
+from hetero.documents.text import printable
+from hetero.epochs import epoch_text
 from hetero.errors import ConfigError
 
 __all__ = ["ENTRY", "LedgerRecord", "Section", "read_ledger"]
@@ -162,6 +164,12 @@ class _Reader:
             self._take_batch(number, entry)
         elif "loader" in entry:
             self._take_loader(entry)
+        elif "skip" in entry:
+            count, epoch, position = (_whole(entry, name) for name in ("skip", "epoch", "position"))
+            self.record.notes.append(
+                f"the script skipped {count} batches of loader {printable(str(entry.get('name')))[:200]} before "
+                f"position {position} of epoch {epoch_text(epoch)}"
+            )
         elif "ledger" in entry:
             self._take_beginning(entry)
         elif "end" in entry:

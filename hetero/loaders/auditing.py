@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from hetero.audit import ledger as ledgers
@@ -15,22 +17,25 @@ from hetero.epochs import epoch_text
 from hetero.errors import HeteroError
 from hetero.loaders.pipeline import LoaderPipeline, shard_of_environment
 
-__all__ = ["add", "enter", "entry_of", "note_unseen"]
+__all__ = ["add", "enter", "entry_of", "note_skipped", "note_unseen"]
 
 logger = logging.getLogger(__name__)
 
 
-def enter(pipeline: LoaderPipeline, request: BatchRequest, batch: Any) -> None:
+def enter(
+    pipeline: LoaderPipeline, request: BatchRequest, batch: Any, by_source: Mapping[str, int] | None = None
+) -> None:
     """Record a batch in the ledger just before it is delivered. Without a ledger this costs only one lookup.
 
     Args:
         pipeline: The loader's pipeline.
         request: The request of the batch.
         batch: The batch as it arrived, before it moves to a device.
+        by_source: Samples of each source of a `hetero.Mixture`. None without one.
     """
     entry = entry_of(pipeline, request, batch)
     if entry is not None:
-        add(pipeline, entry)
+        add(pipeline, entry if by_source is None else replace(entry, by_source=by_source))
 
 
 def entry_of(pipeline: LoaderPipeline, request: BatchRequest, batch: Any) -> BatchEntry | None:
@@ -64,6 +69,13 @@ def add(pipeline: LoaderPipeline, entry: BatchEntry) -> None:
     if pipeline.audited_as is None:
         pipeline.audited_as = _facts(pipeline)
     ledger.add(pipeline.audited_as, entry)
+
+
+def note_skipped(pipeline: LoaderPipeline, epoch: int, position: int, num_batches: int) -> None:
+    """Record that `skip` passes over batches, up to a position of an epoch."""
+    ledger = _ledger(pipeline)
+    if ledger is not None:
+        ledger.skip(pipeline.name, epoch, position, num_batches)
 
 
 def note_unseen(pipeline: LoaderPipeline) -> None:

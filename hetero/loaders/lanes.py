@@ -17,6 +17,7 @@ from hetero.batches.request import BatchRequest
 from hetero.errors import ConfigError
 from hetero.loaders.prefetching import Batches, EpochRequests
 from hetero.loaders.sampling import PlannedBatch, Shard
+from hetero.metrics.steps import Extent
 from hetero.plans.lanes import LaneLayout, LanePart
 
 __all__ = ["LaneBatches", "LaneOptions", "Lanes", "RankExchange"]
@@ -78,17 +79,17 @@ class Lanes:
     Args:
         options: The loader's options.
         name: Name of the loader, for messages.
+        extent: Counts how often a lane is begun anew.
     """
 
-    def __init__(self, options: LaneOptions, *, name: str) -> None:
+    def __init__(self, options: LaneOptions, *, name: str, extent: Extent) -> None:
         self.options = options
         self.exchange: RankExchange | None = None
         """Connects the ranks. None for a single rank."""
         self.end_step: int | None = None
         """The first step that not all ranks have. None if it is not known."""
-        self.num_begun = 0
-        """How often an iterator was begun within a lane."""
         self._name = name
+        self._extent = extent
         self._loaded: Mapping[str, Any] | None = None
         self._layout: LaneLayout | None = None
         self._lanes: dict[int, _Lane] = {}
@@ -260,7 +261,7 @@ class Lanes:
 
     def _note_begun(self, part: LanePart, begun_at: int) -> None:
         """Log that a lane was begun anew within a pass."""
-        self.num_begun += 1
+        self._extent.num_lanes_begun += 1
         if self.options.guarantee == "at-most-once":
             logger.warning(
                 "loader %s: lane %d was begun anew. What was in flight at its sample %d is lost",

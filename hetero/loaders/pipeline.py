@@ -12,11 +12,14 @@ from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from typing import Any
 
+import numpy as np
+
 from hetero.audit.ledger import LoaderFacts
 from hetero.batches.build import BuiltDataset
 from hetero.batches.failures import raising_user_types
 from hetero.batches.fetch import Description
-from hetero.batches.request import BatchRequest, SampleErrorPolicy
+from hetero.batches.indexed import IndexedWork
+from hetero.batches.request import BatchRequest, SampleErrorPolicy, Work
 from hetero.control.rank import session as control
 from hetero.errors import ConfigError
 from hetero.loaders.lanes import LaneOptions
@@ -221,6 +224,19 @@ class LoaderPipeline(LoaderTiming):
                 layout = self._only_layout(sources)
                 self._plan = WindowPlan(layout if self._part is None else self._part.layout(layout))
         return self._plan
+
+    def skip(self, batches: int) -> Start:
+        """Let the next pass begin ``batches`` later. Return its start. See `Progress.skip`."""
+        start = self.progress.skip(batches)
+        self.prefetched.discard()
+        logger.info("loader %s: the next pass begins %d batches later, at batch %d", self.name, batches, start.batches)
+        return start
+
+    def samples_by_source(self, work: Work) -> dict[str, int] | None:
+        """Return how many samples of a batch are of each source of a `hetero.Mixture`. None without one."""
+        if not isinstance(self._plan, MixturePlan) or not isinstance(work, IndexedWork):
+            return None
+        return self._plan.count(np.asarray(work.indices))
 
     def _only_layout(self, sources: Sequence[Source]) -> WindowLayout:
         """Return the layout of a data set that is one source."""

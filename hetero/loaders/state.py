@@ -288,6 +288,29 @@ class Progress:
         # `set_epoch` has set the offset to 0, because a script's own numbers need none.
         self._tool_offset = offset
 
+    def skip(self, batches: int) -> Start:
+        """Let the next pass begin ``batches`` global batches later. Return its start.
+
+        Raises:
+            ConfigError: If ``batches`` is not an integer of at least 1, a pass is in progress, or a user's sampler has
+                a state.
+        """
+        if type(batches) is not int or batches < 1:
+            raise ConfigError(f"batches is {batches!r:.40}, expected an integer of at least 1")
+        if self.is_within_pass:
+            raise ConfigError(
+                "skip was called within a pass\n  Call it before the loop, for example after load_state_dict."
+            )
+        start = self.next_start()
+        if start.sampler is not None:
+            raise ConfigError(
+                "skip cannot pass over batches of a sampler with a state\n  Let the sampler itself pass over them."
+            )
+        if start.completed and start.batches:
+            start = start.following()
+        self.resumed = replace(start, batches=start.batches + batches, completed=False, may_become_next_epoch=False)
+        return self.resumed
+
     def resume(self, state: LoaderState) -> None:
         """Continue from ``state`` with the next pass."""
         self.resumed = Start(

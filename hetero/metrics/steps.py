@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -95,6 +95,10 @@ class Extent:
     """Steps of the latest pass, from its epoch's first batch to its last. None if the loader does not know it."""
     pass_end: int = 0
     """Value of `num_passed` at the end of the latest pass."""
+    by_source: Counter[str] = field(default_factory=Counter)
+    """Delivered samples of each source of a `hetero.Mixture`."""
+    num_lanes_begun: int = 0
+    """How often an iterator was begun within a lane (`hetero.loaders.lanes`)."""
 
     def begin_pass(self, *, steps: int | None, num_done: int) -> None:
         """Count a pass that begins.
@@ -122,6 +126,14 @@ class RecentSteps:
     """Data wait of each step."""
     total_s: float
     """Time of all complete steps so far."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceSamples:
+    """Samples of one source of a `hetero.Mixture`."""
+
+    name: str
+    num_samples: int = field(metadata=limits(maximum=2**53))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +177,10 @@ class StepSummary(JsonRecord):
     """Samples that raised and were replaced by other samples of their batches."""
     skips: tuple[SkippedSample, ...] = field(default=(), metadata=limits(max_items=MAX_LISTED))
     """The first 32 skipped samples."""
+    by_source: tuple[SourceSamples, ...] = ()
+    """Delivered samples of each source of a `hetero.Mixture`. Empty without one."""
+    num_lanes_begun: int = field(default=0, metadata=limits(maximum=2**53))
+    """How often an iterator was begun within a lane of an iterable, because the lane moved or the job was resumed."""
     compression: str | None = None
     """Compression that was requested for batches from endpoints, or None."""
     batch_bytes: int = field(default=0, metadata=limits(maximum=2**53))
@@ -395,6 +411,10 @@ class StepTimer:
                 num_emulation_overruns=self._num_overruns,
                 num_skips=num_skips,
                 skips=skips,
+                by_source=tuple(
+                    SourceSamples(name=name, num_samples=count) for name, count in self.extent.by_source.items()
+                ),
+                num_lanes_begun=self.extent.num_lanes_begun,
                 compression=self.traffic.compression,
                 batch_bytes=self.traffic.batch_bytes,
                 saved_bytes=self.traffic.saved_bytes,

@@ -122,6 +122,13 @@ class MixturePlan:
         layouts = [source.layout.digest() if source.layout else str(source.num_samples) for source in self._sources]
         return blake2b(" ".join([self._mixture.digest(), *layouts]).encode(), digest_size=8).hexdigest()
 
+    def count(self, indices: npt.NDArray[np.int64]) -> dict[str, int]:
+        """Return how many of these samples are of each source."""
+        return {
+            source.name: int(np.count_nonzero((indices >= first) & (indices < first + source.num_samples)))
+            for source, first in zip(self._sources, self._firsts, strict=True)
+        }
+
     def order(self, *, seed: int, epoch: int, global_batch: int) -> MixtureOrder:
         """Return the order of a pass."""
         first_step = epoch % MAX_EPOCHS * -(-self._num_samples // global_batch)

@@ -8,6 +8,7 @@ overruns.py   bounds of a step time that other work of the machine made longer, 
 compare.py    compares two reports: speed-up, saving, and why the runs may not be comparable
 verdict.py    the verdict of a comparison in words
 markdown.py   shows a report or a comparison as Markdown
+samples.py    its sections about samples
 plan.py       a plan (`Plan`), and the reader of ``plan.json``
 commands.py   writes and shows the files
 """

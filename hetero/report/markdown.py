@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from hetero.documents.quantities import NOT_KNOWN, bytes_text, number_text, seconds_text
 from hetero.documents.tables import MAX_ROWS, markdown_table
 from hetero.documents.text import code_span, markdown_text
-from hetero.epochs import epoch_text
 from hetero.metrics.figures import Figure
 from hetero.metrics.hosts import HostUsage
 from hetero.metrics.logged import LoggedMetric
 from hetero.report.build import cost_objection
 from hetero.report.compare import Comparison
 from hetero.report.model import Cost, Expectation, Headline, Report, RunFacts
+from hetero.report.samples import more_text, skip_section, source_section
 from hetero.report.verdict import answer_text, pace_text, saving_text, speedup_text
 
 __all__ = [
@@ -52,7 +52,8 @@ def render_report(report: Report) -> str:
     sections += _rank_section(report)
     sections += _traffic_section(report)
     sections += _metric_section(report)
-    sections += _skip_section(report)
+    sections += skip_section(report)
+    sections += source_section(report)
     sections += ["## Cost", _cost_text(report)]
     if run.expectation is not None:
         sections += ["## Plan", _plan_text(report, run.expectation)]
@@ -278,7 +279,7 @@ def _rank_section(report: Report) -> Iterator[str]:
     ]
     header = ("rank", "host", "loader", "steps", "step", "step p95", "data wait", "wait p95", "utilisation")
     yield "## Ranks"
-    yield markdown_table(header, rows, right=(0, 3, 4, 5, 6, 7, 8)) + _more(len(entries))
+    yield markdown_table(header, rows, right=(0, 3, 4, 5, 6, 7, 8)) + more_text(len(entries))
     # Explain labels such as ``photos (2)``. A comparison may pair the second loader of one run with the first of the
     # other, unless loaders have different names.
     if any(label != summary.name for _, label, summary in entries):
@@ -303,7 +304,7 @@ def _traffic_section(report: Report) -> Iterator[str]:
         for (name, compression), total in batch_bytes.items()
     ]
     yield "## Compression"
-    yield "\n".join(lines[:MAX_ROWS]) + _more(len(lines))
+    yield "\n".join(lines[:MAX_ROWS]) + more_text(len(lines))
 
 
 def _metric_section(report: Report) -> Iterator[str]:
@@ -328,35 +329,7 @@ def _metric_section(report: Report) -> Iterator[str]:
     ]
     yield "## Logged metrics"
     header = ("metric", "rank", "values", "last", "lowest", "highest", "last step", "after")
-    yield markdown_table(header, rows, right=tuple(range(1, 8))) + _more(len(series))
-
-
-def _skip_section(report: Report) -> Iterator[str]:
-    """Yield the section about skipped samples. Nothing if none was skipped."""
-    summaries = [(rank, summary) for rank in report.run.ranks for summary in rank.loaders]
-    num_skips = sum(summary.num_skips for _, summary in summaries)
-    if not num_skips:
-        return
-    rows = [
-        (
-            str(rank.rank),
-            code_span(summary.name),
-            code_span(skip.index),
-            epoch_text(skip.epoch),
-            code_span(skip.host),
-            code_span(skip.exception),
-        )
-        for rank, summary in summaries
-        for skip in summary.skips
-    ]
-    yield "## Skipped samples"
-    times = "Once" if num_skips == 1 else f"{num_skips} times"
-    yield f"{times} a sample raised, and another sample of its batch replaced it."
-    if rows:
-        header = ("rank", "loader", "sample", "epoch", "host", "exception")
-        yield markdown_table(header, rows[:MAX_ROWS], right=(0, 3)) + _more(len(rows))
-    if num_skips > len(rows):
-        yield f"{num_skips - len(rows)} were only counted."
+    yield markdown_table(header, rows, right=tuple(range(1, 8))) + more_text(len(series))
 
 
 def _cost_text(report: Report) -> str:
@@ -436,7 +409,7 @@ def _host_section(run: RunFacts) -> Iterator[str]:
     header, rows = host_table(run)
     yield "## Hosts"
     cells = [[code_span(row[0]), *row[1:]] for row in rows[:MAX_ROWS]]
-    yield markdown_table(header, cells, right=numbers_of(header)) + _more(len(rows))
+    yield markdown_table(header, cells, right=numbers_of(header)) + more_text(len(rows))
     note = "Measured."
     if any(usage.scope == "tree" for usage in run.hosts):
         note += (
@@ -483,10 +456,6 @@ def _simulated(first: Sequence[str], second: Sequence[str]) -> str:
     names = {(True, True): "Both runs", (True, False): "First run", (False, True): "Second run"}
     lines = dict.fromkeys((*first, *second))
     return "\n".join(f"- {names[line in first, line in second]}: {markdown_text(line)}" for line in lines)
-
-
-def _more(num_entries: int) -> str:
-    return f"\n\n{num_entries - MAX_ROWS} more are in the JSON." if num_entries > MAX_ROWS else ""
 
 
 def _value(figure: Figure | None) -> float | None:

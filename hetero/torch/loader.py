@@ -13,6 +13,7 @@ import torch.utils.data
 from hetero.batches.lanes.pieces import End, Guarantee
 from hetero.datasets import get_factory
 from hetero.errors import ConfigError
+from hetero.loaders import auditing
 from hetero.loaders.checks import check_compression, check_prefetch_factor, check_sample_errors
 from hetero.loaders.pipeline import LoaderOptions
 from hetero.metrics.skips import DEFAULT_MAX_SKIPS
@@ -463,6 +464,17 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ConfigError: If the argument is not a state, or has another seed, data set length, order or global batch.
         """
         self._pipeline.load_state(state_dict)
+
+    def skip(self, batches: int) -> None:
+        """Pass over the next batches, for example those after a checkpoint that led to a spike of the loss.
+
+        Call it on every rank before the loop, for example after `load_state_dict`. The ledger and the log say so.
+
+        Raises:
+            ConfigError: If a pass is in progress, a user's sampler has a state, or ``batches`` is not at least 1.
+        """
+        start = self._pipeline.skip(batches)
+        auditing.note_skipped(self._pipeline, start.number, start.batches, batches)
 
     @property
     def step_timer(self) -> StepTimer:

@@ -54,7 +54,7 @@ class Pipeline(LoaderPipeline):
     """
 
     can_be_profiled = True
-    compares_batches = True  # whether this process may compute batches too, to compare them with those of data hosts
+    compares_batches = True
 
     def __init__(
         self,
@@ -88,9 +88,8 @@ class Pipeline(LoaderPipeline):
         self.collate = self.collate or (sampler_order is not None and sampler_order.is_batch_sampler)
         self.has_workers = workers.num_workers > 0
         self.permute = torch_permutation if options.order == "torch" else None
-        kind = *self.kind, options.batch_size
-        self._made_anew = MadeAnew(subject, *kind, options.seed, options.drop_last)
-        self._ranks = RankOrders(*kind, options.shuffle)
+        self._made_anew = MadeAnew(subject, *self.kind, options.batch_size, options.seed, options.drop_last)
+        self._ranks = RankOrders(*self.kind, options.batch_size, options.shuffle)
         self._restores_epoch = False
         """Whether a loaded state has an epoch of the user's sampler that `take_sampler_epoch` has not handled yet."""
         self._fetcher: LocalFetcher | None = None
@@ -326,7 +325,7 @@ class Pipeline(LoaderPipeline):
                 remote.fleet_for(session),
                 requests,
                 prefetch_factor=self.workers.prefetch_factor,
-                compares_batches=self.compares_batches,
+                compares_batches=self.compares_batches,  # see `remote.open_reader`
                 on_wait=session.check_wait,
                 on_received=self.traffic.add,
                 on_skips=self.skips.note,

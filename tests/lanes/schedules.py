@@ -28,6 +28,7 @@ from hetero.batches.lanes.pieces import LaneReport
 from hetero.batches.request import BatchRequest
 from hetero.loaders.lanes import LaneOptions, Lanes, _packed
 from hetero.loaders.sampling import BuiltInOrder, PlannedBatch, Shard
+from hetero.metrics.steps import Extent
 from hetero.plans.windows import WindowPlan
 from hetero.spec import DatasetSpec
 from hetero.wire.requests import from_proto, parse_request, serialize
@@ -102,7 +103,7 @@ class _Rank:
     """One rank of a job of lanes, with its requests in flight."""
 
     def __init__(self, options: LaneOptions, exchange: _Exchange, state: Any, step: int, batch: int, shard: Shard):
-        self.lanes = Lanes(options, name="schedule")
+        self.lanes = Lanes(options, name="schedule", extent=Extent())
         self.lanes.load(state)
         self.lanes.exchange = exchange
         self.lanes.begin(epoch=0, step=step, batch_size=batch, shard=shard)

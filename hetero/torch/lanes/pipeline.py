@@ -43,7 +43,7 @@ class LanePipeline(Pipeline):
         super().__init__(subject, options, sampler_order=None, local=local, workers=workers)
         assert options.lanes is not None
         self._options: LaneOptions = options.lanes
-        self.lanes = Lanes(options.lanes, name=self.name)
+        self.lanes = Lanes(options.lanes, name=self.name, extent=self.extent)
         self._store = RankStore("lanes", *self.kind, options.batch_size)
 
     def dataset_samples(self) -> int:
