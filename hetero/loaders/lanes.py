@@ -59,18 +59,29 @@ class RankExchange(Protocol):
         """Return what other ranks have shared. Does not wait."""
 
 
-@dataclass(slots=True)
+_KEPT_SNAPSHOTS = 4
+"""Snapshots of a lane that are kept, because a state may be taken when the loop has not got the latest batches
+(tests/tf/test_lanes.py). With fewer, a resumed lane begins at place 0."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Lane:
-    """What is known of a lane."""
+    """What is known of a lane. Another thread may read it, so it is not changed."""
 
     snapshots: tuple[Snapshot, ...] = ()
-    """The two latest snapshots, the older one first. A state that counts a batch less needs the older one."""
+    """The latest snapshots, the oldest first."""
     known: tuple[int, bytes] | None = None
     """The place after the last delivered sample, and the chain there."""
 
     def snapshot(self, place: int) -> Snapshot | None:
         """Return the latest snapshot up to a place."""
-        return max((each for each in self.snapshots if each.place <= place), key=lambda each: each.place, default=None)
+        return next((each for each in reversed(self.snapshots) if each.place <= place), None)
+
+    def until(self, place: int) -> _Lane:
+        """Return what is known up to a place."""
+        snapshot = self.snapshot(place)
+        known = self.known if self.known is not None and self.known[0] <= place else None
+        return _Lane(() if snapshot is None else (snapshot,), known)
 
 
 class Lanes:
@@ -165,10 +176,10 @@ class Lanes:
         """
         for piece, done in zip(work.pieces, report.pieces, strict=True):
             part = piece.part
-            lane = self._lanes.setdefault(part.lane, _Lane())
-            lane.known = (part.place + done.num_samples, done.chain)
+            snapshots = self._lanes.get(part.lane, _Lane()).snapshots
             if done.snapshot is not None:
-                lane.snapshots = (*lane.snapshots[-1:], done.snapshot)
+                snapshots = (*snapshots, done.snapshot)[-_KEPT_SNAPSHOTS:]
+            self._lanes[part.lane] = _Lane(snapshots, (part.place + done.num_samples, done.chain))
             if done.first:
                 self._check_first(part.lane, done.first.hex())
             if part.place and done.begun_at is not None:
@@ -208,8 +219,12 @@ class Lanes:
             0 if self._layout is None else self._layout.chunk_samples,
         )
 
-    def state(self) -> dict[str, Any] | None:
-        """Return the lanes as plain values, with the snapshots of all ranks as far as they are known here."""
+    def state(self, position: int) -> dict[str, Any] | None:
+        """Return the lanes as plain values, with the snapshots of all ranks as far as they are known here.
+
+        Args:
+            position: Samples of the pass that the state counts, over all ranks.
+        """
         if self._loaded is not None:
             return dict(self._loaded)
         layout = self._layout
@@ -221,7 +236,9 @@ class Lanes:
         return {
             "num_lanes": layout.num_lanes,
             "chunk_samples": layout.chunk_samples,
-            "snapshots": _packed(others | self._lanes),
+            "snapshots": _packed(
+                {lane: each.until(layout.place(lane, position)) for lane, each in (others | dict(self._lanes)).items()}
+            ),
         }
 
     def _rules(self, layout: LaneLayout) -> LaneRules:
@@ -231,12 +248,11 @@ class Lanes:
         )
 
     def _piece(self, part: LanePart) -> LanePiece:
-        lane = self._lanes.get(part.lane, _Lane())
+        lane = self._lanes.get(part.lane, _Lane()).until(part.place)
         snapshot = lane.snapshot(part.place)
         if snapshot is not None and self.options.allow_version_change:
             snapshot = replace(snapshot, library="")
-        known = lane.known if lane.known is not None and lane.known[0] <= part.place else None
-        return LanePiece(part=part, snapshot=snapshot, known=known)
+        return LanePiece(part=part, snapshot=snapshot, known=lane.known)
 
     def _lanes_of(self, ranks: range, batch_size: int, world_size: int, layout: LaneLayout) -> set[int]:
         """Return the lanes that some ranks read."""

@@ -22,7 +22,7 @@ from hetero.reader.reader import Reader
 from hetero.spec import DatasetSpec
 from hetero.wire.limits import Limits
 
-__all__ = ["describe", "expect", "fleet_for", "num_samples", "open_reader"]
+__all__ = ["check_has_index", "describe", "expect", "fleet_for", "num_samples", "open_reader"]
 
 
 class _OwnedFleet(NamedTuple):
@@ -84,12 +84,21 @@ def num_samples(spec: DatasetSpec) -> int:
     """
     with raising_user_types():
         found = describe(spec)
-    if found.is_iterable:
-        raise ConfigError(iterable_problem(f"data set {spec.name!r}"))
+    check_has_index(spec, found)
     count = found.num_samples
     if count is None:
         raise TypeError(f"data set {spec.name!r} has no len()")
     return count
+
+
+def check_has_index(spec: DatasetSpec, found: Description) -> None:
+    """Reject an iterable.
+
+    Raises:
+        ConfigError: If the endpoints say that the data set is iterable.
+    """
+    if found.is_iterable:
+        raise ConfigError(iterable_problem(f"data set {spec.name!r}"))
 
 
 def describe(spec: DatasetSpec) -> Description:

@@ -65,6 +65,11 @@ class LaneLayout:
         """Return how many steps lie between two chunks of the same lane."""
         return max(1, self.num_lanes * self.chunk_samples // global_batch)
 
+    def place(self, lane: int, position: int) -> int:
+        """Return how many samples of a lane come before a position of the pass, which is a multiple of a chunk."""
+        chunks = position // self.chunk_samples
+        return max(0, chunks - lane + self.num_lanes - 1) // self.num_lanes * self.chunk_samples
+
     def parts(self, step: int, *, batch_size: int, rank: int, world_size: int) -> Iterator[LanePart]:
         """Yield the parts of lanes that make the batch of a rank, in order."""
         position = (step * world_size + rank) * batch_size

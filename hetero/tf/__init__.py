@@ -46,6 +46,7 @@ Files. All of them run in a rank, on the thread that trains, unless another thre
     dataset.py      the tf.data.Dataset, and what a script calls on it
     elements.py     batches as nested arrays, and their specification
     feed.py         order and position; produces batches in TensorFlow's threads
+    lanes.py        the feed of an iterable
     passes.py       the stages of TensorFlow's passes; used by both kinds of threads under one lock
 
     distribute:  api -> served -> movable, and api -> measured -> deliveries

@@ -6,6 +6,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any, Literal
 
+from hetero.batches.lanes.pieces import End, Guarantee
 from hetero.control.rank import session as control
 from hetero.errors import ConfigError
 from hetero.loaders.checks import (
@@ -17,6 +18,7 @@ from hetero.loaders.checks import (
     check_seed,
     check_shuffle,
 )
+from hetero.loaders.lane_arguments import check_lanes, check_no_order
 from hetero.loaders.pipeline import LoaderOptions
 from hetero.metrics.skips import DEFAULT_MAX_SKIPS
 from hetero.metrics.steps import check_name
@@ -53,6 +55,11 @@ def from_dataset(
     max_skips: int = DEFAULT_MAX_SKIPS,
     name: str | None = None,
     requests_next_epoch: bool = True,
+    guarantee: Guarantee | None = None,
+    lanes: int | None = None,
+    end: End = "stop",
+    chunk_samples: int | None = None,
+    allow_version_change: bool = False,
 ) -> FedDataset:
     """Return a `tf.data.Dataset` of a registered data set's batches, each exactly once and in order. It can be resumed.
 
@@ -118,6 +125,12 @@ def from_dataset(
         name: Name in reports, at most 200 printable characters. The default is the data set's name.
         requests_next_epoch: Whether the first batches of an epoch are requested while the epoch before it ends. Pass
             False if the script changes files or databases between epochs that the data set reads.
+        guarantee: Only for an iterable, and needed there. It and the arguments below are as for
+            ``hetero.torch.DataLoader``. With ``end="wrap"`` pass ``steps_per_epoch`` to `fit`.
+        lanes: Number of iterators over an iterable, over all ranks. None: ``num_workers`` for each rank.
+        end: What happens if a lane has no more samples. ``"stop"`` is for one rank only.
+        chunk_samples: Samples of a lane that follow each other in the pass.
+        allow_version_change: Whether a state of another version of the source's library may be loaded.
 
     Raises:
         ImportError: If TensorFlow is not installed.
@@ -158,8 +171,20 @@ def from_dataset(
             "trains a separate model; start the job with --framework tensorflow",
             session.world_size,
         )
+    lane_options = check_lanes(
+        guarantee,
+        lanes,
+        end,
+        chunk_samples=chunk_samples,
+        lanes_per_rank=num_workers,
+        snapshot_every=1,
+        allow_version_change=allow_version_change,
+    )
+    if lane_options is not None:
+        check_no_order(shuffle=shuffle, sampler=None, batch_size=batch_size, policy=policy)
     from hetero.tf.dataset import FedDataset
     from hetero.tf.feed import Feed
+    from hetero.tf.lanes import LaneFeed
 
     options = LoaderOptions(
         batch_size=batch_size,
@@ -173,9 +198,11 @@ def from_dataset(
         on_sample_error=policy,
         max_skips=max_skips,
         name=name,
+        lanes=lane_options,
         requests_next_epoch=bool(requests_next_epoch),
     )
-    return FedDataset(Feed(spec, options, num_workers=num_workers, prefetch_factor=prefetch_factor), element_spec)
+    kind = Feed if lane_options is None else LaneFeed
+    return FedDataset(kind(spec, options, num_workers=num_workers, prefetch_factor=prefetch_factor), element_spec)
 
 
 def distribute(

@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -36,18 +35,9 @@ from hetero.loaders.sampling import BuiltInOrder, PlannedBatch, Shard
 from hetero.loaders.state import LoaderState, Start
 from hetero.reader.fleet import Fleet
 from hetero.spec import DatasetSpec
-from hetero.tf.passes import PassLog, ProducedBatch, TensorFlowPass
+from hetero.tf.passes import PassLog, ProducedBatch, Step, TensorFlowPass
 
 __all__ = ["Feed"]
-
-
-@dataclass(slots=True)
-class _Step:
-    """A step that has begun. Its batches are not yet reported as consumed."""
-
-    begun_s: float
-    waited_s: float | None
-    """Seconds until the step's first batch was produced. None while the step waits for this batch."""
 
 
 class Feed(LoaderPipeline):
@@ -79,7 +69,7 @@ class Feed(LoaderPipeline):
         self.passes = PassLog(self.progress)
         self.batches_per_step = 1
         """Batches that a step consumes."""
-        self._step: _Step | None = None
+        self._step: Step | None = None
         """Step that `begin_step` began. None if no such step is in progress."""
         self._profiler: LoaderProfiler | None = None
         self._had_fetched = True
@@ -109,7 +99,9 @@ class Feed(LoaderPipeline):
             ConfigError: If the data set does not have a length.
             DatasetError: If the factory raises.
         """
-        count = self._fleet().describe(self.subject).num_samples
+        found = self._fleet().describe(self.subject)
+        remote.check_has_index(self.subject, found)
+        count = found.num_samples
         if count is None:
             raise ConfigError(f"data set {self.subject.name!r} has no len()\n  Define its method __len__.")
         return count
@@ -216,6 +208,7 @@ class Feed(LoaderPipeline):
                 try:
                     batch = next(reader)
                 except StopIteration:
+                    self._note_end(tf_pass)
                     return
                 request = reader.request
                 assert request is not None
@@ -246,6 +239,9 @@ class Feed(LoaderPipeline):
             # generator. The thread that dropped the iterator waits for this code, and may hold any lock. So nothing
             # here may wait for a lock. The reader is dropped with this frame, and does not wait for a lock either.
             self.passes.end(tf_pass)
+
+    def _note_end(self, tf_pass: TensorFlowPass) -> None:
+        """Record that a pass has no further batch. A subclass may know this only now."""
 
     def _begin_reading(
         self, tf_pass: TensorFlowPass, order: BuiltInOrder, shard: Shard
@@ -300,7 +296,7 @@ class Feed(LoaderPipeline):
             if self._waiting_step(tf_pass) is not None:
                 self._stop_clock()
 
-    def _waiting_step(self, tf_pass: TensorFlowPass) -> _Step | None:
+    def _waiting_step(self, tf_pass: TensorFlowPass) -> Step | None:
         """Return the step that waits for its first batch. None if no step waits, or an iterator counts this pass."""
         step = self._step
         return step if step is not None and step.waited_s is None and not tf_pass.is_counted else None
@@ -370,7 +366,7 @@ class Feed(LoaderPipeline):
         begun_s = self.await_batch()
         with self.passes.hold():
             # If a produced batch is not consumed yet, it is the step's first batch, and the step need not wait for it.
-            self._step = _Step(begun_s, waited_s=0.0 if self.passes.has_unreported() else None)
+            self._step = Step(begun_s, waited_s=0.0 if self.passes.has_unreported() else None)
 
     def deliver(self, following: Callable[[], Any], num_batches: int) -> Any:
         """Return the element that ``following`` returns, and record its batches as consumed. The job may end here.

@@ -28,7 +28,7 @@ from hetero.errors import ConfigError
 from hetero.loaders.sampling import BuiltInOrder, Shard
 from hetero.loaders.state import Progress, Start
 
-__all__ = ["Claim", "PassLog", "ProducedBatch", "Reporting", "Stage", "TensorFlowPass"]
+__all__ = ["Claim", "PassLog", "ProducedBatch", "Reporting", "Stage", "Step", "TensorFlowPass"]
 
 _MAX_UNREPORTED = 2**16
 """Maximum number of batches to remember if the script reports none. With a ledger each batch takes 300 bytes."""
@@ -83,6 +83,15 @@ class Reporting(enum.Enum):
     def has_begun(self) -> bool:
         """Whether the script has ever reported consumed batches."""
         return self in (Reporting.REPORTING, Reporting.PAUSED)
+
+
+@dataclass(slots=True)
+class Step:
+    """A step that has begun. Its batches are not yet reported as consumed."""
+
+    begun_s: float
+    waited_s: float | None
+    """Seconds until the step's first batch was produced. None while the step waits for this batch."""
 
 
 class ProducedBatch(NamedTuple):

@@ -179,7 +179,7 @@ def lanes_schedule(seed: int) -> str:
                     hosts.change()
             for number, rank in enumerate(ranks):
                 exchange.states[number] = _packed(rank.lanes._lanes)
-            state = ranks[chance.randrange(world)].lanes.state()
+            state = ranks[chance.randrange(world)].lanes.state(step * global_batch)
         return delivered
 
     expected = _flat(run(random.Random(0), [1], disturb=False))

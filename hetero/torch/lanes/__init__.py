@@ -2,5 +2,4 @@
 
 pipeline.py  order, position and state of such a loader
 exchange.py  what its ranks tell each other
-arguments.py checks of its arguments
 """

@@ -105,7 +105,7 @@ class LanePipeline(Pipeline):
             again=position.earlier_passes,
             batches=position.batches,
             completed=position.completed,
-            lanes=self.lanes.state(),
+            lanes=self.lanes.state(position.batches * self._batch_size * self.shard().world_size),
         )
 
     def load_state(self, value: object) -> None:
