@@ -25,7 +25,7 @@ from hetero.pool.packets import receive_packet
 from hetero.pool.processes import why_not_fork
 from hetero.spec import DatasetSpec
 from hetero.system.memory import prepare_to_fork
-from hetero.system.open_files import mapped_files, open_files
+from hetero.system.open_files import close_filesystems, mapped_files, open_files
 from hetero.system.process import describe_exit_status, limit_threads
 
 __all__ = ["Builder", "Start", "build_all", "receive_starts"]
@@ -152,6 +152,7 @@ def _build_for_forks(spec: DatasetSpec, prebuilt: dict[DatasetSpec, Prebuilt], h
     except BaseException as error:  # noqa: BLE001 - each endpoint tries by itself, and reports the error
         text = first_line(error) if isinstance(error, HeteroError) else repr(error)
         return f"building it failed: {text[:200]}"
+    close_filesystems()  # the probes of the data set may have read from a store
     # Shared memory that processes can write to is not safe. A memory map that can only be read is safe, because it has
     # no position that processes would share.
     if new_maps := _shared_maps() - maps_before:

@@ -8,7 +8,16 @@ from typing import IO, Any, NamedTuple, cast
 
 from hetero.errors import ConfigError
 
-__all__ = ["Facts", "exists", "facts_of", "is_url", "matches_of", "open_binary", "read_ranges", "write_file"]
+__all__ = [
+    "Facts",
+    "exists",
+    "facts_of",
+    "is_url",
+    "matches_of",
+    "open_binary",
+    "read_ranges",
+    "write_file",
+]
 
 
 class Facts(NamedTuple):

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import logging
 import os
 import stat
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from hetero.documents.text import listing
 
-__all__ = ["has_path", "mapped_files", "names_for_message", "open_files", "opened_since", "reopen_files"]
+__all__ = [
+    "close_filesystems",
+    "has_path",
+    "mapped_files",
+    "names_for_message",
+    "open_files",
+    "opened_since",
+    "reopen_files",
+]
 
 _REMOVED = " (deleted)"
 """What the kernel adds to the name of a file that was removed. The file is still the same."""
@@ -153,3 +164,31 @@ def _reopen(descriptor: int, *, is_own: bool) -> None:
         os.dup2(again, descriptor, inheritable=os.get_inheritable(descriptor))
     finally:
         os.close(again)
+
+
+def close_filesystems() -> None:
+    """Close the connections of fsspec, and end its thread. The next call opens others.
+
+    A process with either must not be forked. Each of 32 endpoints then listed the files itself.
+    """
+    asyn = sys.modules.get("fsspec.asyn")
+    if asyn is None:
+        return
+    for kind in set(_kinds()):
+        kind.clear_instance_cache()
+    gc.collect()  # closes the connections of file systems that nothing refers to
+    loop, thread = asyn.loop[0], asyn.iothread[0]
+    if thread is not None:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+        asyn.loop[0] = asyn.iothread[0] = None
+
+
+def _kinds() -> Iterator[Any]:
+    """Yield the classes of the file systems that were used."""
+    waiting = [sys.modules["fsspec"].AbstractFileSystem]
+    while waiting:
+        kind = waiting.pop()
+        yield kind
+        waiting += kind.__subclasses__()
