@@ -13,6 +13,7 @@ from hetero.errors import ConfigError
 from hetero.loaders.sampling import BuiltInOrder, Shard
 from hetero.plans.permutations import permuted
 from hetero.plans.windows import WindowLayout, WindowOrder, WindowPlan
+from tests.plans.shuffle_quality import ORDERS, figures
 
 layouts = st.builds(
     lambda rows, window_rows, num_lanes, chunk_rows: WindowLayout.of_units(
@@ -108,3 +109,8 @@ def test_part_of_a_layout_has_whole_units_and_about_the_share_of_the_rows() -> N
     assert 0.3 * 5050 <= part.num_rows <= 0.3 * 5050 + 100
     whole = {begin: begin + size for begin, size in zip(layout.unit_begins.tolist(), range(1, 101), strict=True)}
     assert set(rows) == {row for begin in part.unit_begins.tolist() for row in range(begin, whole[begin])}
+
+
+def test_windows_mix_a_batch_better_than_a_buffer_of_10000_rows() -> None:
+    mixed_units, buffer_units = (figures(ORDERS[name]())[2] for name in (list(ORDERS)[1], list(ORDERS)[4]))
+    assert mixed_units > 4 * buffer_units
