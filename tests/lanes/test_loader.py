@@ -16,7 +16,7 @@ import pytest
 
 import hetero
 from hetero.batches.lanes.states import encode_state
-from hetero.errors import ConfigError, DatasetError
+from hetero.errors import ConfigError, DatasetError, HeteroError
 from hetero.loaders.lanes import b64encode
 
 torch = pytest.importorskip("torch")
@@ -177,7 +177,7 @@ def test_loader_resumes_at_each_step(guarantee: str, kind: Any, end: str) -> Non
         assert list(resumed(kind(51), guarantee, state, end=end)) == batches[step:], step
 
 
-@pytest.mark.parametrize("numbers_of_workers", [(0, 2, 0), (2, 0, 3)])
+@pytest.mark.parametrize("numbers_of_workers", [(0, 2, 0), (2, 0, 1)])
 @pytest.mark.parametrize(("guarantee", "kind"), GOOD)
 def test_loader_resumes_twice_in_an_epoch_with_other_workers(
     guarantee: str, kind: Any, numbers_of_workers: tuple[int, ...]
@@ -193,9 +193,9 @@ def test_loader_resumes_twice_in_an_epoch_with_other_workers(
 
 
 def test_state_keeps_lanes_and_chunks_if_the_script_passes_none() -> None:
-    options = {"lanes": None, "batch_size": 8, "chunk_samples": 2}
-    begun, states = with_states(StatefulNumbers(NUM_SAMPLES), "exactly-once", 5, num_workers=4, **options)
-    expected = list(loader(StatefulNumbers(NUM_SAMPLES), lanes=4, batch_size=8, chunk_samples=2))
+    options = {"lanes": None, "batch_size": 4, "chunk_samples": 2}
+    begun, states = with_states(StatefulNumbers(NUM_SAMPLES), "exactly-once", 5, num_workers=2, **options)
+    expected = list(loader(StatefulNumbers(NUM_SAMPLES), lanes=2, batch_size=4, chunk_samples=2))
     options["chunk_samples"] = None
     assert begun + list(resumed(StatefulNumbers(NUM_SAMPLES), "exactly-once", states[-1], **options)) == expected
 
@@ -217,7 +217,7 @@ def test_state_at_the_end_of_an_epoch_begins_the_next_one_also_with_other_lanes(
     state = json.dumps(made.state_dict())
     second = list(made)
     assert list(resumed(StatefulNumbers(NUM_SAMPLES), "exactly-once", state)) == second
-    other = resumed(StatefulNumbers(NUM_SAMPLES), "exactly-once", state, lanes=7, chunk_samples=2, end="rest")
+    other = resumed(StatefulNumbers(NUM_SAMPLES), "exactly-once", state, lanes=6, chunk_samples=2, end="rest")
     assert sorted(numbers(other)) == list(range(NUM_SAMPLES))
 
 
@@ -283,8 +283,8 @@ class NotStateful(Chosen):
 def test_source_that_does_not_keep_the_guarantee_is_refused_in_the_first_round(
     source: Any, guarantee: str, message: str, num_workers: int
 ) -> None:
-    delivered = []
-    with pytest.raises(ConfigError, match=message):
+    delivered: list[Any] = []
+    with pytest.raises(HeteroError, match=message):
         delivered.extend(loader(source, guarantee, num_workers=num_workers))
     assert len(delivered) < NUM_LANES
 
@@ -308,7 +308,7 @@ def test_iterable_without_a_guarantee_is_refused_with_the_choices(
 
 @pytest.mark.parametrize("source", [list(range(9)), registered_list(num_samples=9)], ids=["object", "registered"])
 def test_guarantee_for_a_data_set_with_an_index_is_refused(source: Any) -> None:
-    with pytest.raises(ConfigError, match="has an index, so it needs no"):
+    with pytest.raises(HeteroError, match="has an index, so it needs no"):
         next(iter(DataLoader(source, batch_size=2, guarantee="replay")))
 
 
@@ -371,14 +371,15 @@ def test_length_is_not_known() -> None:
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_source_that_raises_names_lane_and_place(num_workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Chosen, "raises_at", 81)  # sample 20 of lane 1
-    made, delivered = loader(Chosen(NUM_SAMPLES), num_workers=num_workers, end="rest"), []
+    made, delivered, state = loader(Chosen(NUM_SAMPLES), num_workers=num_workers, end="rest"), [], ""
     with pytest.raises(OSError, match="the disk is gone") as raised:
-        delivered.extend(made)
+        for batch in made:
+            delivered.append(batch)
+            state = json.dumps(made.state_dict())
     assert isinstance(raised.value, DatasetError)
     assert "(1, 20)" in str(raised.value)
     assert len(delivered) == 21
     # A loader that is made when the disk is back goes on.
-    state = json.dumps(made.state_dict())
     monkeypatch.setattr(Chosen, "raises_at", -1)
     rest = list(resumed(Chosen(NUM_SAMPLES), "exactly-once", state, end="rest"))
     assert sorted(numbers(delivered + rest)) == list(range(NUM_SAMPLES))
@@ -477,6 +478,8 @@ def test_rank_in_the_environment_does_not_divide_a_lane_again(
 
 
 def test_rank_of_the_process_group_does_not_divide_a_lane_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda *_: 1)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: 2)
