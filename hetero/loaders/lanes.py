@@ -177,7 +177,14 @@ class Lanes:
     def agree(self, step: int) -> None:
         """Find out whether all ranks have a step. `received` was called for it. May wait for other ranks."""
         assert self._layout is not None
-        if self.options.end != "stop" or step <= self._agreed or self.exchange is None:
+        if self.exchange is None:
+            return
+        if self.options.end != "stop":
+            # No rank waits here. Each one tells its snapshots after each chunk of its lanes.
+            if (step + 1) % self._num_steps == 0:
+                self.exchange.share(_packed(self._lanes))
+            return
+        if step <= self._agreed:
             return
         self.exchange.share(_packed(self._lanes))
         self.end_step = self.exchange.agree(self._epoch, step, self.end_step)
