@@ -40,9 +40,8 @@ def run_pass(case: Case, world_size: int) -> Passed:
     loader: Any = DataLoader(
         case["source"],
         batch_size=GLOBAL_BATCH // world_size,
-        guarantee="exactly-once",
         collate_fn=list,
-        **case["options"],
+        **{"guarantee": "exactly-once", **case["options"]},
     )
     if "state" in case:
         loader.load_state_dict(case["state"])
@@ -55,6 +54,8 @@ def run_pass(case: Case, world_size: int) -> Passed:
                 break
     except HeteroError as raised:
         error = str(raised)
+    if world_size > 1:
+        torch.distributed.barrier()
     state = loader.state_dict()
     lanes = _unpacked(state["lanes"]["snapshots"])
     snapshots = {str(number): lane.snapshots[-1].place for number, lane in lanes.items() if lane.snapshots}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,7 +28,11 @@ STATES: dict[str, Case] = {
     }
     for end in ("stop", "rest", "wrap")
 }
-UNDIVIDED: Case = {"source": Undivided(100), "options": {"lanes": 8, "chunk_samples": 2, "end": "rest"}}
+UNDIVIDED: Case = {
+    "source": Undivided(100),
+    "options": {"lanes": 8, "chunk_samples": 2, "end": "rest", "guarantee": "replay"},
+}
+RESUMED = [(end, rank) for end in ("stop", "rest") for rank in (0, 3)]
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +42,12 @@ def alone() -> dict[str, list[list[Any]]]:
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Passed]]:
+def two_ranks(
+    four_ranks: dict[str, list[Passed]], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[Passed]]:
     cases = {**CASES, "undivided": UNDIVIDED}
+    for end, rank in RESUMED:
+        cases[f"resumed {end} {rank}"] = {**CASES[end], "state": four_ranks[f"state {end}"][rank]["state"]}
     return dict(zip(cases, run_ranks(2, list(cases.values()), tmp_path_factory.mktemp("two") / "x"), strict=True))
 
 
@@ -75,15 +82,11 @@ def test_rest_delivers_each_sample_once_over_all_ranks(passes: dict[str, list[Pa
     assert sorted(found) == list(range(NUM_SAMPLES))
 
 
-def test_other_ranks_resume_from_the_state_of_one_rank(
-    four_ranks: dict[str, list[Passed]], alone: dict[str, list[list[Any]]], tmp_path: Path
+@pytest.mark.parametrize(("end", "rank"), RESUMED)
+def test_two_ranks_resume_from_the_state_of_one_of_four(
+    end: str, rank: int, two_ranks: dict[str, list[Passed]], alone: dict[str, list[list[Any]]]
 ) -> None:
-    cases: list[Case] = [
-        {**CASES[end], "state": four_ranks[f"state {end}"][rank]["state"]} for end in ("stop", "rest") for rank in (0, 3)
-    ]
-    resumed = run_ranks(2, cases, tmp_path / "x")
-    for end, ranks in zip(("stop", "stop", "rest", "rest"), resumed, strict=True):
-        assert global_batches(ranks) == alone[end][NUM_STEPS_BEFORE:]
+    assert global_batches(two_ranks[f"resumed {end} {rank}"]) == alone[end][NUM_STEPS_BEFORE:]
 
 
 @pytest.mark.parametrize("end", STATES)
@@ -92,7 +95,7 @@ def test_state_of_each_rank_has_snapshots_of_all_lanes(end: str, four_ranks: dic
     for rank in four_ranks[f"state {end}"]:
         assert sorted(rank["snapshots"], key=int) == [str(lane) for lane in range(8)]
         # A lane has 2 samples in every second step. The last step may not be shared yet.
-        assert min(rank["snapshots"].values()) >= NUM_STEPS_BEFORE - 4
+        assert min(rank["snapshots"].values()) >= NUM_STEPS_BEFORE - 4, rank["snapshots"]
         assert max(rank["snapshots"].values()) <= NUM_STEPS_BEFORE
         json.dumps(rank["state"])
 
