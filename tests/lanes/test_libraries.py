@@ -17,7 +17,7 @@ from hetero.errors import HeteroError
 
 pytest.importorskip("torch")
 
-from hetero.torch import DataLoader  # noqa: E402
+from hetero.torch import DataLoader
 
 # Both libraries leave the closing of files to the garbage collector, if an iterator is not read to its end.
 pytestmark = [

@@ -292,7 +292,10 @@ def test_source_that_does_not_keep_the_guarantee_is_refused_in_the_first_round(
 @pytest.mark.parametrize("end", ["stop", "wrap", "rest"])
 @pytest.mark.parametrize("batch_size", [1, 2])
 def test_more_lanes_than_samples_are_named(end: str, batch_size: int) -> None:
-    with pytest.raises(ConfigError, match="(lane [34] of 5 yields nothing|a lane of 5 has not even 2)(.|\n)*Pass the loader a smaller lanes="):
+    with pytest.raises(
+        ConfigError,
+        match="(lane [34] of 5 yields nothing|a lane of 5 has not even 2)(.|\n)*Pass the loader a smaller lanes=",
+    ):
         list(itertools.islice(loader(Numbers(3), "replay", lanes=5, batch_size=batch_size, end=end), 20))
 
 

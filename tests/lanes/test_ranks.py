@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.lanes.ranks import Case, Passed, global_batches, run_pass, run_ranks  # noqa: E402
-from tests.support.streams import StatefulNumbers, Undivided  # noqa: E402
+from tests.lanes.ranks import Case, Passed, global_batches, run_pass, run_ranks
+from tests.support.streams import StatefulNumbers, Undivided
 
 NUM_SAMPLES = 403
 NUM_STEPS_BEFORE = 20
@@ -42,9 +42,7 @@ def alone() -> dict[str, list[list[Any]]]:
 
 
 @pytest.fixture(scope="module")
-def two_ranks(
-    four_ranks: dict[str, list[Passed]], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, list[Passed]]:
+def two_ranks(four_ranks: dict[str, list[Passed]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Passed]]:
     cases = {**CASES, "undivided": UNDIVIDED}
     for end, rank in RESUMED:
         cases[f"resumed {end} {rank}"] = {**CASES[end], "state": four_ranks[f"state {end}"][rank]["state"]}

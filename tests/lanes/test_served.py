@@ -19,10 +19,10 @@ from hetero.errors import HeteroError
 
 pytest.importorskip("torch")
 
-from hetero.loaders import crosscheck  # noqa: E402
-from hetero.torch import DataLoader  # noqa: E402
-from tests.support.streams import Numbers  # noqa: E402
-from tests.support.torch.endpoints import ServedJob, imported_script  # noqa: E402
+from hetero.loaders import crosscheck
+from hetero.torch import DataLoader
+from tests.support.streams import Numbers
+from tests.support.torch.endpoints import ServedJob, imported_script
 
 SCRIPT = """
     import hetero
@@ -152,9 +152,7 @@ def test_endpoints_that_leave_and_join_change_no_batch(
     assert pool.wait_ready(60.0)
 
 
-def test_source_that_cannot_be_replayed_is_found_when_a_lane_moves(
-    script: Any, join: Callable[[], ServedJob]
-) -> None:
+def test_source_that_cannot_be_replayed_is_found_when_a_lane_moves(script: Any, join: Callable[[], ServedJob]) -> None:
     spec = script.served_lanes(num_samples=8003, kind="Drifting")
     pool = join().pool
     assert pool is not None
