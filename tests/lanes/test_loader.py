@@ -292,11 +292,9 @@ def test_source_that_does_not_keep_the_guarantee_is_refused_in_the_first_round(
 @pytest.mark.parametrize("end", ["stop", "wrap", "rest"])
 @pytest.mark.parametrize("batch_size", [1, 2])
 def test_more_lanes_than_samples_are_named(end: str, batch_size: int) -> None:
-    with pytest.raises(
-        ConfigError,
-        match="(lane [34] of 5 yields nothing|a lane of 5 has not even 2)(.|\n)*Pass the loader a smaller lanes=",
-    ):
+    with pytest.raises(ConfigError, match="(lane [34] of 5 yields nothing|a lane of 5 has not even 2)") as raised:
         list(itertools.islice(loader(Numbers(3), "replay", lanes=5, batch_size=batch_size, end=end), 20))
+    assert "Pass the loader a smaller lanes=" in str(raised.value)
 
 
 @pytest.mark.parametrize("made", [lambda: Numbers(9), lambda: Positioned(9), lambda: registered_stream(num_samples=9)])
@@ -374,14 +372,14 @@ def test_length_is_not_known() -> None:
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_source_that_raises_names_lane_and_place(num_workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Chosen, "raises_at", 81)  # sample 20 of lane 1
-    made, delivered, state = loader(Chosen(NUM_SAMPLES), num_workers=num_workers, end="rest"), [], ""
+    made = loader(Chosen(NUM_SAMPLES), num_workers=num_workers, end="rest")
+    batches = iter(made)
+    delivered = [next(batches) for _ in range(21)]
+    state = json.dumps(made.state_dict())
     with pytest.raises(OSError, match="the disk is gone") as raised:
-        for batch in made:
-            delivered.append(batch)
-            state = json.dumps(made.state_dict())
+        next(batches)
     assert isinstance(raised.value, DatasetError)
     assert "(1, 20)" in str(raised.value)
-    assert len(delivered) == 21
     # A loader that is made when the disk is back goes on.
     monkeypatch.setattr(Chosen, "raises_at", -1)
     rest = list(resumed(Chosen(NUM_SAMPLES), "exactly-once", state, end="rest"))

@@ -90,7 +90,7 @@ def test_lane_is_read_once_if_no_endpoint_is_lost(
     join: Callable[[], ServedJob],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    spec = script.served_lanes(num_samples=2003, kind=kind)
+    spec = script.served_lanes(num_samples=5003, kind=kind)
     join()
     with caplog.at_level(logging.INFO):
         list(loader(spec, guarantee, lanes=num_lanes))
