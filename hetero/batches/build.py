@@ -22,7 +22,7 @@ from hetero.batches.keras import (
     overridden_hooks,
     seed_tensorflow,
 )
-from hetero.batches.lanes.source import LaneSource
+from hetero.batches.lanes.source import LaneSource, iterable_problem
 from hetero.batches.purity.overlaps import Overlaps
 from hetero.batches.seeds import (
     BUILD_KEY,
@@ -278,8 +278,11 @@ class BuiltDataset:
 
         Raises:
             TypeError: If the data set lacks a length.
+            ConfigError: If it is iterable.
         """
         num_samples = self.num_samples
+        if self.lanes is not None:
+            raise ConfigError(iterable_problem(f"data set {self.name!r}"))
         if num_samples is None:
             raise TypeError(f"data set {self.name!r} has no len()")
         return num_samples

@@ -58,6 +58,11 @@ class IndexedWork:
         return True
 
     @property
+    def may_be_checked(self) -> bool:
+        """Return True, because samples depend on their indices and seeds only."""
+        return True
+
+    @property
     def num_samples(self) -> int:
         """Number of indices."""
         return len(self.indices)

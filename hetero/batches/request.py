@@ -46,6 +46,10 @@ class Work(Protocol):
         """Whether a second endpoint may compute the same batch at the same time."""
 
     @property
+    def may_be_checked(self) -> bool:
+        """Whether a second computation must give the same batch."""
+
+    @property
     def num_samples(self) -> int:
         """Number of samples, which is known before they are computed."""
 

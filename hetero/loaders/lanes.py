@@ -189,7 +189,14 @@ class Lanes:
     def agree(self, step: int) -> None:
         """Find out whether all ranks have a step. `received` was called for it. May wait for other ranks."""
         assert self._layout is not None
-        if self.options.end != "stop" or step <= self._agreed or self.exchange is None:
+        if self.exchange is None:
+            return
+        if self.options.end != "stop":
+            # No rank waits here. Each one tells its snapshots after each chunk of its lanes.
+            if (step + 1) % self._num_steps == 0:
+                self.exchange.share(_packed(self._lanes))
+            return
+        if step <= self._agreed:
             return
         self.exchange.share(_packed(self._lanes))
         self.end_step = self.exchange.agree(self._epoch, step, self.end_step)
@@ -207,7 +214,17 @@ class Lanes:
         return self.end_step is not None and step >= self.end_step
 
     def note_end(self, steps: int | None) -> None:
-        """Log how a pass ended, once for each loader."""
+        """Log how a pass ended, once for each loader.
+
+        Raises:
+            ConfigError: If it has no step at all.
+        """
+        if steps == 0 and self.options.end == "stop" and self._layout is not None:
+            raise ConfigError(
+                f"loader {self._name:.40}: a pass has no step, because a lane of {self._layout.num_lanes} has not even "
+                f"{self._layout.chunk_samples} samples\n"
+                '  Pass the loader a smaller lanes=, a smaller batch_size, or end="rest".'
+            )
         if self._has_said_end or self.options.end != "stop" or steps is None:
             return
         self._has_said_end = True
@@ -337,7 +354,7 @@ def _unpacked(text: str) -> dict[int, _Lane]:
                 snapshots = (Snapshot(place=int(place), chain=bytes(chain), state=bytes(state), library=str(library)),)
             found[int(number)] = _Lane(snapshots, None if known is None else (int(known[0]), bytes(known[1])))
         return found
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, LookupError) as error:
         raise ConfigError(f"the lanes of a loader's state are damaged: {error}") from error
 
 

@@ -381,7 +381,7 @@ class LoaderPipeline(LoaderTiming):
             step=self._num_requests,
             # Do not spend one of the few purity checks on a prefetched batch, because that batch may be discarded.
             # ``hetero check`` fetches few batches, so there prefetched batches are checked too.
-            verify=(not is_prefetch or is_checked()) and self._wants_purity_check(),
+            verify=(planned.work.may_be_checked and (not is_prefetch or is_checked()) and self._wants_purity_check()),
             on_sample_error=self.options.on_sample_error,
             compression=self.options.compression,
             lane=planned.lane,

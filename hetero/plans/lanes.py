@@ -45,19 +45,24 @@ class LaneLayout:
             ConfigError: If they cannot be divided.
         """
         global_batch, chunk = batch_size * world_size, self.chunk_samples
-        if (batch_size % chunk and chunk % batch_size) or global_batch % chunk:
+        if global_batch % chunk and not chunk % batch_size:
             raise ConfigError(
-                f"the pass began with {chunk} samples of a lane in a row, and a batch has {batch_size} now\n"
+                f"a pass has {chunk} samples of a lane in a row, and a step of all ranks has {global_batch} now\n"
+                f"  Choose a batch_size whose product with the number of ranks is a multiple of {chunk}."
+            )
+        if batch_size % chunk and chunk % batch_size:
+            raise ConfigError(
+                f"a pass has {chunk} samples of a lane in a row, and a batch has {batch_size} now\n"
                 f"  Choose a batch_size that divides {chunk} or is a multiple of it."
             )
         num_chunks = global_batch // chunk
         if self.num_lanes % num_chunks:
             below = self.num_lanes // num_chunks * num_chunks
             allowed = " or ".join(str(number) for number in (below, below + num_chunks) if number)
-            fitting = next(ranks for ranks in range(world_size, 2 * world_size + 1) if not self.num_lanes % ranks)
-            more_ranks = f", or run {fitting} ranks" if chunk == batch_size and fitting <= self.num_lanes else ""
+            fitting = next((ranks for ranks in range(world_size, 2 * world_size + 1) if not self.num_lanes % ranks), 0)
+            more_ranks = f", or run {fitting} ranks" if chunk == batch_size and fitting else ""
             raise ConfigError(
-                f"{self.num_lanes} lanes cannot be divided over the {num_chunks} batches of a step\n"
+                f"{self.num_lanes} lanes cannot be divided over the {num_chunks} chunks of a step\n"
                 f"  Pass lanes={allowed}{more_ranks}. Within an epoch, lanes cannot change."
             )
 

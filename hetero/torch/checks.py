@@ -53,8 +53,13 @@ def check_subject(subject: Any, guarantee: str | None) -> None:
             f"samples inside of it:\n  def {inner.name}(..., part): return Subset(..., indices[part])\n"
             "  Or pass the loader a sampler."
         )
-    if guarantee is None and isinstance(subject, torch.utils.data.IterableDataset):
+    if guarantee is None and is_iterable(subject):
         raise ConfigError(iterable_problem(type(subject).__name__))
+    if guarantee is not None and hasattr(type(subject), "__next__"):
+        raise ConfigError(
+            f"the data set is an iterator ({type(subject).__name__}), which can be read only once\n"
+            "  Pass an object whose __iter__ begins anew."
+        )
     if guarantee is not None and not isinstance(subject, DatasetSpec) and not is_iterable(subject):
         raise ConfigError(
             f"{type(subject).__name__} has an index, so it needs no guarantee\n"

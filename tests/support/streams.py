@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -97,3 +98,12 @@ class Positioned:
 
     def __iter__(self) -> Iterator[Any]:
         return self.hetero_iterate(0)
+
+
+class Drifting(Numbers):
+    """Gives other samples in each process, and the same ones in one process."""
+
+    def __iter__(self) -> Iterator[Any]:
+        own, count = worker()
+        for number in range(own, self.num_samples, count):
+            yield number, os.getpid()

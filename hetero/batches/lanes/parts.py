@@ -100,14 +100,13 @@ def as_lane(source: Any, lane: int, num_lanes: int, seed: int) -> Iterator[None]
 
     Without this, a source that also divides by rank would deliver only a part of each lane, and only on trainers.
     """
-    # WebDataset reads the rank in these variables.
-    ranks = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE") if name in os.environ}
+    # WebDataset reads the rank in these variables. If one of them is missing, it asks the process group.
+    ranks = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE")}
     torch_data = imported("torch.utils.data")
     module: Any = None if torch_data is None else torch_data._utils.worker
     before = None if module is None else module._worker_info
     try:
-        if ranks:
-            os.environ.update(RANK="0", WORLD_SIZE="1")
+        os.environ.update(RANK="0", WORLD_SIZE="1")
         if module is not None:
             divides_itself = callable(getattr(source, "hetero_split", None))
             module._worker_info = (
@@ -117,7 +116,11 @@ def as_lane(source: Any, lane: int, num_lanes: int, seed: int) -> Iterator[None]
             )
         yield
     finally:
-        os.environ.update(ranks)
+        for name, value in ranks.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
         if module is not None:
             module._worker_info = before
 

@@ -143,7 +143,8 @@ class LaneSource:
         iterator = self._iterators.get(lane)
         begun_at = None
         is_lost = rules.guarantee == "at-most-once"  # then it goes on wherever it is
-        if iterator is None or iterator.origin != origin or not (is_lost or iterator.place <= place):
+        goes_on = is_lost and place > 0  # an iterator of an earlier pass may have the same origin
+        if iterator is None or iterator.origin != origin or not (goes_on or iterator.place <= place):
             snapshot = piece.snapshot
             every = rules.layout.chunk_samples * rules.snapshot_every if rules.guarantee == "exactly-once" else 0
             iterator = self._iterators[lane] = LaneIterator(origin, snapshot, every=every)

@@ -29,7 +29,13 @@ def encode_state(state: object) -> bytes:
     Raises:
         ConfigError: If the state has other values, or is too large.
     """
-    content = zlib.compress(json.dumps(_plain(state), separators=(",", ":")).encode(), 1)
+    try:
+        content = zlib.compress(json.dumps(_plain(state), separators=(",", ":")).encode(), 1)
+    except ConfigError:
+        raise
+    # An integer of thousands of digits, a tensor of bfloat16, or a list that holds itself.
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(f"the state of the iterator cannot be saved: {error}") from error
     if len(content) > MAX_STATE_BYTES:
         raise ConfigError(f"the state of a lane takes {len(content)} bytes, at most {MAX_STATE_BYTES} are allowed")
     return content
@@ -47,7 +53,8 @@ def decode_state(content: bytes) -> Any:
         if not unpacker.eof:
             raise ValueError("it is cut off, or too long")
         return _restored(json.loads(text))
-    except (ValueError, TypeError, KeyError, RecursionError, zlib.error) as error:
+    # NumPy raises SyntaxError for some texts that are no dtype.
+    except (ValueError, TypeError, LookupError, SyntaxError, RecursionError, zlib.error) as error:
         raise ConfigError(f"the state of a lane is damaged: {error}") from error
 
 
@@ -64,7 +71,8 @@ def _plain(value: Any) -> Any:
     torch = imported("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return ["tensor", _plain(value.detach().cpu().numpy())]
-    if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+    # The text of a dtype with fields lacks their names.
+    if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject and value.dtype.names is None:
         kind = "array" if isinstance(value, np.ndarray) else "scalar"
         return [kind, value.dtype.str, list(value.shape), base64.b64encode(value.tobytes()).decode()]
     for plain in (int, float, str):  # a subclass, such as an enum

@@ -38,6 +38,11 @@ class LaneWork:
         return False
 
     @property
+    def may_be_checked(self) -> bool:
+        """Return whether the lanes can be read again. With ``at-most-once`` they go on wherever they are."""
+        return self.rules.guarantee != "at-most-once"
+
+    @property
     def num_samples(self) -> int:
         """Samples of all parts."""
         return sum(piece.part.num_samples for piece in self.pieces)
