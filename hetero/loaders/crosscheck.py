@@ -21,7 +21,6 @@ import numpy as np
 from hetero.batches.build import BuiltDataset
 from hetero.batches.failures import Cancelled
 from hetero.batches.fetch import describe_environment, fetch
-from hetero.batches.lanes.work import LaneWork
 from hetero.batches.purity.comparison import compare
 from hetero.batches.purity.globals import GlobalsReader, check_globals
 from hetero.batches.request import BatchRequest
@@ -205,7 +204,7 @@ class _OwnDataset:
         """
         spec = request.spec
         # With "skip", one host may skip samples that another host has.
-        if spec in _skipped or request.on_sample_error != "raise" or not request.work.may_be_checked:
+        if spec in _skipped or request.on_sample_error != "raise":
             return
         # Compute the batch, unless there is a reason not to. An empty ``reason`` means that the batch was computed.
         begin_s = time.monotonic()
@@ -235,10 +234,6 @@ class _OwnDataset:
                 "first batches of data set %s are not compared with ones computed in the rank: %s", spec, reason
             )
             return
-        if isinstance(request.work, LaneWork):
-            assert computed is not None
-            # The reports of lanes say where the iterators were begun, which differs.
-            batch, computed = batch[0], computed[0]
         difference = compare(batch, computed)
         # Ignore differences by rounding if NumPy's libraries may use several threads here, because sums then depend on
         # the number of threads. Without this rule, such jobs ended.

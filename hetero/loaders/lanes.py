@@ -182,7 +182,8 @@ class Lanes:
             self._lanes[part.lane] = _Lane(snapshots, (part.place + done.num_samples, done.chain))
             if done.first:
                 self._check_first(part.lane, done.first.hex())
-            if part.place and done.begun_at is not None:
+            # Without anything known, the lane was begun for the first time, by a request that has overtaken others.
+            if done.begun_at is not None and (piece.known is not None or piece.snapshot is not None):
                 self._note_begun(part, done.begun_at)
             self._note_end(part, done, step)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any
 
 from hetero.batches.failures import Cancelled
 from hetero.batches.lanes.parts import Opened, as_lane, library_of, open_part
@@ -50,13 +51,20 @@ class LaneOrigin:
     """Whether the lane begins again at its end."""
 
 
-class _Read(NamedTuple):
+_TAKEN: Any = object()
+
+
+class _Read:
     """A sample that was read, and where the lane is after it."""
 
-    sample: Any
-    digest: bytes
-    chain: bytes
-    snapshot: Snapshot | None
+    __slots__ = ("chain", "digest", "sample", "snapshot")
+
+    def __init__(self, sample: Any, digest: bytes, chain: bytes, snapshot: Snapshot | None) -> None:
+        self.sample = sample
+        """`_TAKEN` once it was taken, because collation may write to it."""
+        self.digest = digest
+        self.chain = chain
+        self.snapshot = snapshot
 
 
 class LaneIterator:
@@ -66,28 +74,28 @@ class LaneIterator:
     not depend on where the lane was begun. The *chain* is a digest over all samples up to a place. It shows whether a
     lane that was begun anew gives the same samples as before.
 
+    Samples that were passed over are kept for a while, because requests of a lane may overtake each other.
+
     Args:
         origin: The lane.
-        snapshot: Where to begin. None: at place 0.
+        snapshot: Where to begin. None: at ``place``.
         every: A snapshot is taken at each multiple of this number of samples. 0: never.
+        place: Place that the first sample of the iterator counts as.
 
     Raises:
         ConfigError: If the snapshot cannot be loaded.
     """
 
-    def __init__(self, origin: LaneOrigin, snapshot: Snapshot | None, *, every: int) -> None:
+    def __init__(self, origin: LaneOrigin, snapshot: Snapshot | None, *, every: int, place: int = 0) -> None:
         self.origin = origin
-        self.place = 0 if snapshot is None else snapshot.place
-        """Place of the next sample that `take` returns."""
-        self.chain = b"" if snapshot is None else snapshot.chain
-        """Digest of all samples before `place`."""
-        self.snapshot = snapshot
-        """The last snapshot up to `place`."""
+        self.first_place = place if snapshot is None else snapshot.place
+        """Place of the first sample that is kept."""
+        self._first_chain = b"" if snapshot is None else snapshot.chain
+        self._first_snapshot = snapshot
+        """The last snapshot up to `first_place`."""
         self._every = every
-        self._end: int | None = None
-        """Number of samples of the lane, once it is known."""
-        self._ahead: deque[_Read] = deque()
-        self._read_chain = self.chain
+        self._has_ended = False
+        self._reads: deque[_Read] = deque()
         self._round, state = 0, None
         if snapshot is not None:
             self._check_version(snapshot)
@@ -101,38 +109,36 @@ class LaneIterator:
         return self._opened.has_state
 
     @property
-    def num_ahead(self) -> int:
-        """Samples that were read and not taken."""
-        return len(self._ahead)
-
-    @property
     def read_place(self) -> int:
-        """Samples of the lane that were read."""
-        return self.place + len(self._ahead)
+        """Place after the last sample that was read."""
+        return self.first_place + len(self._reads)
 
-    @property
-    def read_chain(self) -> bytes:
-        """Digest of all samples that were read."""
-        return self._read_chain
+    def holds(self, place: int, count: int) -> bool:
+        """Return whether the samples at some places were not taken, and are kept or come later."""
+        return place >= self.first_place and all(read.sample is not _TAKEN for read in self._between(place, count))
 
-    @property
-    def digests_ahead(self) -> list[bytes]:
-        """Digests of the samples that were read and not taken."""
-        return [read.digest for read in self._ahead]
+    def chain_at(self, place: int) -> bytes:
+        """Return the digest of all samples before a place from `first_place` to `read_place`."""
+        return self._reads[place - self.first_place - 1].chain if place > self.first_place else self._first_chain
 
-    def snapshot_at(self, place: int) -> Snapshot | None:
-        """Return the snapshot at a place that was read and not taken. None if none was taken there."""
-        found = (read.snapshot for read in self._ahead)
-        return next((each for each in found if each is not None and each.place == place), None)
+    def snapshot_until(self, place: int) -> Snapshot | None:
+        """Return the last snapshot up to a place."""
+        reads = list(self._between(self.first_place, place - self.first_place))
+        return next((read.snapshot for read in reversed(reads) if read.snapshot is not None), self._first_snapshot)
 
-    def read_until(self, place: int, cancelled: Callable[[], bool] | None = None) -> None:
+    def read_until(self, place: int, cancelled: Callable[[], bool] | None = None, *, kept: int | None = None) -> None:
         """Read samples up to a place of the lane, or to its end.
+
+        Args:
+            place: The place.
+            cancelled: Returns whether to stop.
+            kept: How many of the last samples are kept. None: all.
 
         Raises:
             Cancelled: If ``cancelled()`` was true. What was read stays here.
             ConfigError: If the lane is empty.
         """
-        if self.read_place >= place or self._end is not None:
+        if self.read_place >= place or self._has_ended:
             return
         with self._as_lane():
             while self.read_place < place:
@@ -140,14 +146,33 @@ class LaneIterator:
                     raise Cancelled
                 if not self._read():
                     break
+                if kept is not None:
+                    self.forget(self.read_place - kept)
 
-    def take(self, count: int) -> list[Any]:
-        """Return at most ``count`` of the samples that were read."""
-        taken = [self._ahead.popleft() for _ in range(min(count, len(self._ahead)))]
-        self.place += len(taken)
-        for read in taken:
-            self.chain, self.snapshot = read.chain, read.snapshot or self.snapshot
-        return [read.sample for read in taken]
+    def take(self, place: int, count: int) -> tuple[list[Any], list[bytes]]:
+        """Return at most ``count`` of the samples that were read, from a place on, and their digests."""
+        samples, digests = [], []
+        for read in self._between(place, count):
+            samples.append(read.sample)
+            digests.append(read.digest)
+            read.sample = _TAKEN
+        return samples, digests
+
+    def forget(self, place: int) -> None:
+        """Keep no sample before a place."""
+        while self.first_place < place and self._reads:
+            read = self._reads.popleft()
+            self.first_place += 1
+            self._first_chain, self._first_snapshot = read.chain, read.snapshot or self._first_snapshot
+
+    def go_on_at(self, place: int) -> None:
+        """Let the next sample count as the one at a place. Nothing that was read is kept."""
+        self._reads.clear()
+        self.first_place, self._first_chain, self._first_snapshot = place, b"", None
+
+    def _between(self, place: int, count: int) -> Iterator[_Read]:
+        begin = place - self.first_place
+        return itertools.islice(self._reads, begin, begin + count)
 
     def _read(self) -> bool:
         """Read one sample. Return whether there was one."""
@@ -160,7 +185,7 @@ class LaneIterator:
                 self._round += 1
                 self._opened = self._open(None)
                 return self._read_after_wrap()
-            self._end = place
+            self._has_ended = True
             return self._check_not_empty()
         self._note(sample)
         return True
@@ -180,17 +205,17 @@ class LaneIterator:
         """Record a sample that was read."""
         # Hash the sample before anyone may change it.
         content = digest(sample)
-        self._read_chain = blake2b(self._read_chain + content, digest_size=16).digest()
+        chain = blake2b(self.chain_at(self.read_place) + content, digest_size=16).digest()
         place = self.read_place + 1
         snapshot = None
         if self._every and place % self._every == 0 and self._opened.has_state:
             snapshot = Snapshot(
                 place=place,
-                chain=self._read_chain,
+                chain=chain,
                 state=encode_state((self._round, self._opened.state())),
                 library=library_of(self.origin.source),
             )
-        self._ahead.append(_Read(sample, content, self._read_chain, snapshot))
+        self._reads.append(_Read(sample, content, chain, snapshot))
 
     def _check_not_empty(self) -> bool:
         """Return False, for the end of the lane.
