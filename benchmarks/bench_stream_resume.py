@@ -31,6 +31,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -287,7 +288,8 @@ def report(rows: Sequence[dict[str, Any]], versions: dict[str, dict[str, str]], 
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     lines += ["", "After a worker was killed (e):", ""]
     for name in versions:
-        ends = Counter(row["after_kill"][:150] for row in rows if row["peer"] == name and row["schedule"] == "e")
+        told = [row["after_kill"] for row in rows if row["peer"] == name and row["schedule"] == "e"]
+        ends = Counter(re.sub(r"pid(\(s\))? \d+", "pid N", text)[:150] for text in told)
         lines += [f"- {name}: {end} ({number} times)" for end, number in ends.items()]
     shown = {f"{package} {version}" for found in versions.values() for package, version in found.items()}
     hardware = facts["hardware"]
@@ -323,7 +325,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 begin_s = time.monotonic()
                 subprocess.run(command, check=False, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
             if not Path(f"{data}/outcomes").exists():
-                harness.say(f"{name}: skipped, not installed in {python}; see BENCH_LOG")
+                harness.say(f"{name}: skipped, not installed in {python}, or it did not start; see BENCH_LOG")
                 continue
             first, *others = Path(f"{data}/outcomes").read_text(encoding="utf-8").splitlines()
             versions[name] = json.loads(first)
