@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("pyarrow")
 
-from tests.lanes.schedules import lanes_schedule, shards_schedule  # noqa: E402
-from tests.support.shards import write_shards  # noqa: E402
+from tests.lanes.schedules import lanes_schedule, shards_schedule
+from tests.support.shards import write_shards
 
 
 @pytest.mark.parametrize("first", [0, 10, 20])
