@@ -60,6 +60,8 @@ def choose_seeding(dataset: Any, stated: Seeding | None) -> tuple[Seeding, str]:
         return "sample", ""
     if not hasattr(type(innermost(dataset)), "__getitem__") or not _samples_draw(dataset):
         return "batch", ""
+    if not getattr(innermost(dataset), "hetero_gains_by_batches", True):
+        return "sample", ""
     return "sample", (
         f"{type(innermost(dataset)).__name__} has __getitems__, and its samples draw random numbers: each is seeded "
         'and fetched by itself. @hetero.dataset(seeding="batch") seeds once for a batch and uses __getitems__, which '

@@ -173,7 +173,8 @@ class LoaderPipeline(LoaderTiming):
         if (plan := self.plan_of_order()) is not None:
             used = plan.num_samples
         self.extent.pass_samples = used
-        if used < whole and not self._has_reported_part:
+        # Without a part, a plan such as that of a mixture may have fewer samples than the data set too.
+        if self._part is not None and used < whole and not self._has_reported_part:
             self._has_reported_part = True
             logger.info("loader %s: this canary run uses %d of %d samples", self.name, used, whole)
         return used

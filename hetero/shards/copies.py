@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,7 +82,7 @@ class Scratch:
                 _compare(path, record, size, digest_of_ends(str(target)))
                 # The file appears when the comparison was successful.
                 unfinished.replace(pieces)
-            os.utime(target)
+            _note_opened(target)
         return _RemoteFile(path, str(target), str(pieces))
 
     def _content(self, name_of_packed: str, packed: str, name: str, size: int) -> str:
@@ -103,7 +104,7 @@ class Scratch:
                 if temporary.stat().st_size != size:
                     raise ConfigError(f"the content of {packed} has {temporary.stat().st_size} bytes, expected {size}")
                 temporary.replace(target)
-            os.utime(target)
+            _note_opened(target)
         return str(target)
 
     def _make_folder(self) -> None:
@@ -124,7 +125,7 @@ class Scratch:
         """Remove the copies that were opened longest ago until there is room for one more."""
         # A process that has a removed file open can still use it. A copy of a part of a file has holes.
         files = [file for ending in ("copy", "content") for file in self._folder.glob(f"*.{ending}")]
-        files.sort(key=lambda file: file.stat().st_mtime_ns)
+        files.sort(key=lambda file: file.stat().st_atime_ns)
         total = size + sum(file.stat().st_blocks * 512 for file in files)
         for file in files:
             if total <= self._max_bytes:
@@ -132,6 +133,11 @@ class Scratch:
             total -= file.stat().st_blocks * 512
             file.with_suffix(".pieces").unlink(missing_ok=True)
             file.unlink()
+
+
+def _note_opened(file: Path) -> None:
+    """Set the access time of a copy. Keep its modification time, because processes that have it open compare that."""
+    os.utime(file, ns=(time.time_ns(), file.stat().st_mtime_ns))
 
 
 class _RemoteFile(ShardFile):

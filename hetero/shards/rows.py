@@ -219,6 +219,11 @@ class Rows:
         return taken
 
     @property
+    def hetero_gains_by_batches(self) -> bool:
+        """Whether ``__getitems__`` saves much time. It saves at most 3 us for a row, so no user is told to use it."""
+        return False
+
+    @property
     def hetero_fingerprint(self) -> str:
         """Digest of the files and of their layout. Hosts must agree on it."""
         return f"{self._index.digest()}.{self.layout.digest()}"

@@ -202,3 +202,11 @@ def test_content_of_compressed_files_is_bounded_and_checked(tmp_path: Path) -> N
     scratch.chmod(0o777)
     with pytest.raises(ConfigError, match="can be written by other users"):
         jsonl(paths, scratch=scratch)[0]
+
+
+def test_content_of_a_compressed_file_may_be_opened_by_another_process_meanwhile(tmp_path: Path) -> None:
+    paths = write_shards(tmp_path, "jsonl.gz", [50, 50])
+    assert cli.main(["index", *paths, "--processes=1"]) == 0
+    first, second = (jsonl(paths, scratch=tmp_path / "scratch", memory_bytes=1) for _ in range(2))
+    assert first[0] == second[0]
+    assert [first[number]["id"] for number in (60, 0)] == [60, 0]  # block 0 is read from the open file again

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import hetero
 from hetero import cli, shards
+from hetero.batches.batched import choose_seeding
 from hetero.errors import ConfigError
 from tests.support.shards import write_shards
 
@@ -107,3 +109,8 @@ def test_mixture_of_shards_resumes_with_the_same_shares_only(tmp_path: Path) -> 
         loader(web=0.6, code=0.4).load_state_dict(state)
     with pytest.raises(ConfigError, match="it has several sources"):
         next(iter(DataLoader(data, shuffle="window")))
+
+
+def test_rows_that_draw_are_seeded_singly_without_a_warning(rows: shards.Rows) -> None:
+    assert choose_seeding(rows.map(lambda number: number + random.random()), None) == ("sample", "")
+    assert choose_seeding(rows, None) == ("batch", "")

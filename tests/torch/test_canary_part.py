@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.utils.data
 
+import hetero
 from hetero.errors import ConfigError
 from hetero.loaders.parts import FRACTION_VARIABLE, PART_SEED_VARIABLE
 from hetero.torch import DataLoader
@@ -74,3 +75,15 @@ def test_sampler_of_the_script_is_rejected_with_other_ways() -> None:
     sampler = torch.utils.data.SequentialSampler(range(100))
     with pytest.raises(ConfigError, match="has a sampler of its own, which a canary run with --samples cannot shorten"):
         DataLoader(loader_test_noisy(100), sampler=sampler)
+
+
+@hetero.dataset
+def canary_test_sources() -> hetero.Sources:
+    return hetero.Sources(a=[1, 2, 3, 4], b=[5, 6, 7, 8])
+
+
+def test_mixture_of_fewer_samples_is_not_called_a_canary_run(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    mixture = hetero.Mixture({"a": 0.5, "b": 0.5}, samples=4)
+    assert len(DataLoader(canary_test_sources(), batch_size=2, shuffle=mixture)) == 2
+    assert "canary" not in caplog.text
