@@ -284,6 +284,18 @@ class Progress:
         if self.resumed is not None and self.named_epoch is None and epoch == 0:
             self._tool_offset = self.resumed.epoch
         offset = self._tool_offset
+        # Lightning takes the first batch of a loader without a length before it names the epoch. The pass has begun.
+        latest = self._latest
+        if (
+            self.is_within_pass
+            and latest is not None
+            and (epoch + offset, latest.batches)
+            == (
+                latest.epoch,
+                self._batches,
+            )
+        ):
+            return
         self.set_epoch(epoch + offset)
         # `set_epoch` has set the offset to 0, because a script's own numbers need none.
         self._tool_offset = offset

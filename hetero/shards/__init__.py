@@ -3,6 +3,7 @@
 rows.py       `Rows`, the data set: finds the block of a row, and keeps the blocks read last
 index.py      `Index`, the file that `hetero index` writes: the rows and blocks of each shard
 indexing.py   makes an index in several processes, and goes on after a kill
+lengths.py    writes the lengths of rows
 files.py      lists shards and reads bytes of them
 formats/      one module for each format: what its blocks are, and how the rows of a block are read
 

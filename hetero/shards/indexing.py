@@ -162,7 +162,8 @@ def _known(output: str, format_name: str) -> dict[str, tuple[ShardRecord, Table]
     before = load_index(output)
     if before.format != format_name:
         raise ConfigError(
-            f"{output} is the index of {before.format} files, and these are {format_name}; name another --output"
+            f"{output} is the index of {before.format} files, and these are {format_name}\n"
+            "  Name another --output. Or remove the index, if it was written by mistake."
         )
     return {shard.path: (shard, table) for shard, table in before.parts()}
 

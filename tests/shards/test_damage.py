@@ -210,3 +210,13 @@ def test_content_of_a_compressed_file_may_be_opened_by_another_process_meanwhile
     first, second = (jsonl(paths, scratch=tmp_path / "scratch", memory_bytes=1) for _ in range(2))
     assert first[0] == second[0]
     assert [first[number]["id"] for number in (60, 0)] == [60, 0]  # block 0 is read from the open file again
+
+
+def test_index_of_files_of_two_formats_is_refused_before_it_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_shards(tmp_path, "jsonl", [3])
+    write_shards(tmp_path, "tar", [3])
+    assert cli.main(["index", str(tmp_path / "*")]) == 2
+    assert "Index each format alone" in capsys.readouterr().err
+    assert not (tmp_path / "hetero-index.npz").exists()

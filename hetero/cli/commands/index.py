@@ -31,7 +31,13 @@ def add(commands: Subparsers) -> None:
     )
     parser.add_argument("files", nargs="+", metavar="FILE", help='a path, or a pattern such as "train-{000..146}.tar"')
     parser.add_argument("--output", help="path or URL of the index; default: hetero-index.npz in the files' folder")
-    parser.add_argument("--format", help="jsonl, tar, parquet or arrow; default: by the ending of the first file")
+    parser.add_argument("--format", help="jsonl, tar, parquet or arrow; default: by the ending of the files")
+    parser.add_argument(
+        "--lengths",
+        metavar="MODULE:FUNCTION",
+        help="also write the length of each row, which this function returns, as hetero-lengths.npy beside the index; "
+        "for hetero.TokenBudget",
+    )
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="default: one for each CPU")
     parser.set_defaults(run=_run)
 
@@ -47,7 +53,14 @@ def _run(namespace: argparse.Namespace) -> int:
     if namespace.processes < 1:
         raise ConfigError(f"--processes is {namespace.processes}, expected at least 1")
     paths = expand(namespace.files)
-    name = namespace.format or format_of(paths[0])
+    formats = {format_of(path): path for path in paths} if namespace.format is None else {namespace.format: ""}
+    if len(formats) > 1:
+        one, other = list(formats.items())[:2]
+        raise ConfigError(
+            f"{one[1]} is a file of {one[0]}, and {other[1]} one of {other[0]}\n"
+            "  An index has files of one format. Index each format alone, and put it into a folder of its own."
+        )
+    name = next(iter(formats))
     if name not in FORMATS:
         raise ConfigError(f"--format is {name!r}, expected one of {', '.join(FORMATS)}")
     output = namespace.output or f"{base_of(paths)}/{INDEX_NAME}"
@@ -61,7 +74,34 @@ def _run(namespace: argparse.Namespace) -> int:
         f"{output}: {counted(len(shards), 'shard')}, {counted(num_rows, 'row')}, {size / 1e9:.3g} GB. "
         f"{counted(done.num_read, 'shard')} read now.\n"
     )
+    if namespace.lengths is not None:
+        _write_lengths(namespace, paths, output, name)
     return 0
+
+
+def _write_lengths(namespace: argparse.Namespace, paths: list[str], index: str, format_name: str) -> None:
+    """Write the lengths of all rows, with progress."""
+    from hetero.documents.text import counted
+    from hetero.shards.lengths import write_lengths
+
+    output = f"{index.rpartition('/')[0]}/hetero-lengths.npy"
+    shown_s = [time.monotonic()]
+
+    def show(number: int) -> None:
+        if time.monotonic() - shown_s[0] >= _PROGRESS_S:
+            shown_s[0] = time.monotonic()
+            complain(f"hetero: lengths of {number} of {len(paths)} shards\n")
+
+    count = write_lengths(
+        paths,
+        index,
+        format_name,
+        namespace.lengths,
+        output,
+        num_processes=namespace.processes,
+        on_progress=show,
+    )
+    say(f"{output}: lengths of {counted(count, 'row')}.\n")
 
 
 def _show(shown_s: list[float], progress: Progress) -> None:
