@@ -20,6 +20,7 @@ def check_lanes(
     chunk_samples: int | None,
     lanes_per_rank: int,
     snapshot_every: int | None,
+    drop_last: bool,
     allow_version_change: bool,
 ) -> LaneOptions | None:
     """Return the options of the lanes of an iterable. None without a guarantee.
@@ -49,6 +50,7 @@ def check_lanes(
         lanes_per_rank=max(1, lanes_per_rank),
         chunk_samples=chunk_samples,
         snapshot_every=snapshot_every or 1,
+        drops_rest=drop_last,
         allow_version_change=bool(allow_version_change),
     )
 

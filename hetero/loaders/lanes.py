@@ -39,6 +39,8 @@ class LaneOptions:
     """See `LaneLayout`. None: that of a loaded state, or the batch size."""
     snapshot_every: int
     """See `LaneRules`."""
+    drops_rest: bool
+    """Whether batches at the end of lanes that lack samples are left out."""
     allow_version_change: bool
     """Whether a state of another version of the source's library may be loaded."""
 
@@ -392,6 +394,7 @@ class LaneBatches:
             assert isinstance(request.work, LaneWork)
             batch, content = answer
             report = LaneReport.from_array(content)
+            report.check(request.work.pieces)
             step = request.position
             self._lanes.received(request.work, report, step=step)
             self._lanes.agree(step)
@@ -400,7 +403,8 @@ class LaneBatches:
                 self.close()
                 raise StopIteration
             work = request.work.delivered(report)
-            if work.num_samples:
+            least = request.work.num_samples if self._lanes.options.drops_rest else 1
+            if work.num_samples >= least:
                 self.request = replace(request, work=work)
                 return batch
             self._requests.passed()  # the lanes of this batch are over

@@ -178,6 +178,7 @@ def from_dataset(
         chunk_samples=chunk_samples,
         lanes_per_rank=num_workers,
         snapshot_every=1,
+        drop_last=drop_last,
         allow_version_change=allow_version_change,
     )
     if lane_options is not None:

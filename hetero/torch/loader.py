@@ -238,6 +238,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             chunk_samples=chunk_samples,
             lanes_per_rank=num_workers,
             snapshot_every=snapshot_every_n_steps,
+            drop_last=drop_last,
             allow_version_change=allow_version_change,
         )
         if lane_options is not None:

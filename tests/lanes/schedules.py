@@ -147,6 +147,7 @@ def lanes_schedule(seed: int) -> str:
         lanes_per_rank=1,
         chunk_samples=chunk,
         snapshot_every=chance.choice([1, 1, 3]),
+        drops_rest=False,
         allow_version_change=False,
     )
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import operator
 from base64 import b64decode, b64encode
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -11,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetero.batches.lanes.iterator import Snapshot
+from hetero.batches.lanes.states import MAX_STATE_BYTES
 from hetero.errors import ProtocolError
 from hetero.plans.lanes import LaneLayout, LanePart
 
@@ -91,9 +94,26 @@ class LaneReport:
         ]
         return np.frombuffer(json.dumps(items).encode(), np.uint8)
 
+    def check(self, pieces: Sequence[LanePiece]) -> None:
+        """Check that this can be the report of these pieces.
+
+        Raises:
+            ProtocolError: If there are more samples than were requested, or a state is too large.
+        """
+        counts = [done.num_samples for done in self.pieces]
+        wanted = [piece.part.num_samples for piece in pieces]
+        states = [len(done.snapshot.state) for done in self.pieces if done.snapshot is not None]
+        is_possible = (
+            len(counts) == len(wanted) and all(map(operator.le, counts, wanted)) and min(counts, default=0) >= 0
+        )
+        if not is_possible or max(states, default=0) > MAX_STATE_BYTES:
+            raise ProtocolError(
+                f"a batch of {wanted} samples of lanes came with {counts}, and a state of {max(states, default=0)} bytes"
+            )
+
     @classmethod
     def from_array(cls, content: Any) -> LaneReport:
-        """Return the report that `to_array` made these bytes of.
+        """Return the report that `to_array` made these bytes of. Call `check` next.
 
         Raises:
             ProtocolError: If the bytes are no report.

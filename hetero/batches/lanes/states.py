@@ -17,7 +17,7 @@ __all__ = ["MAX_STATE_BYTES", "decode_state", "encode_state"]
 MAX_STATE_BYTES = 2**20
 """Largest state of a lane, compressed. A request has states of few lanes, and may take
 `hetero.wire.limits.MAX_PARSED_BYTES`."""
-_MAX_UNPACKED_BYTES = 64 * MAX_STATE_BYTES
+_MAX_UNPACKED_BYTES = 16 * MAX_STATE_BYTES
 
 
 def encode_state(state: object) -> bytes:

@@ -34,6 +34,9 @@ class LanePipeline(Pipeline):
         options: The loader's options, with `LoaderOptions.lanes`.
         local: Answers requests in this process.
         workers: Options of local fetching.
+
+    Raises:
+        ConfigError: If a canary run (a short trial of the script) uses a part of the samples.
     """
 
     may_add_next_epochs = False  # the end of a pass is not known before
@@ -42,6 +45,11 @@ class LanePipeline(Pipeline):
     def __init__(self, subject: Any, options: LoaderOptions, *, local: LocalDataset, workers: WorkerOptions) -> None:
         super().__init__(subject, options, sampler_order=None, local=local, workers=workers)
         assert options.lanes is not None
+        if self._part is not None:
+            raise ConfigError(
+                f"loader {self.name} is of an iterable, which a canary run with --samples cannot shorten\n"
+                "  to do: give the canary --channel NAME=DIR with fewer shards, or {fraction} in the script's arguments"
+            )
         self._options: LaneOptions = options.lanes
         self.lanes = Lanes(options.lanes, name=self.name, extent=self.extent)
         self._store = RankStore("lanes", *self.kind, options.batch_size)
