@@ -45,6 +45,7 @@ _WINDOWS_BYTES = 2**30
 _MEMORY_BYTES = 2 * _WINDOWS_BYTES
 """Twice the windows, because the sizes of Parquet's footers are smaller than those in memory."""
 _CHUNK_ROWS = 64
+"""With these windows and lanes, a batch of 256 rows has rows of 18 of 60 units (tests/plans/shuffle_quality.py)."""
 _MAX_OPEN_SHARDS = 64
 """Shards that a process holds open. A process may have 1,024 files open by default."""
 _SCRATCH_BYTES = 100 * 2**30

@@ -103,13 +103,10 @@ class LaneReport:
         counts = [done.num_samples for done in self.pieces]
         wanted = [piece.part.num_samples for piece in pieces]
         states = [len(done.snapshot.state) for done in self.pieces if done.snapshot is not None]
-        is_possible = (
-            len(counts) == len(wanted) and all(map(operator.le, counts, wanted)) and min(counts, default=0) >= 0
-        )
-        if not is_possible or max(states, default=0) > MAX_STATE_BYTES:
-            raise ProtocolError(
-                f"a batch of {wanted} samples of lanes came with {counts}, and a state of {max(states, default=0)} bytes"
-            )
+        fits = len(counts) == len(wanted) and all(map(operator.le, counts, wanted)) and min(counts, default=0) >= 0
+        largest = max(states, default=0)
+        if not fits or largest > MAX_STATE_BYTES:
+            raise ProtocolError(f"a batch of {wanted} samples of lanes has {counts}, and a state of {largest} bytes")
 
     @classmethod
     def from_array(cls, content: Any) -> LaneReport:
