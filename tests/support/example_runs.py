@@ -37,12 +37,11 @@ class ExampleRuns:
         """Run the script alone, and return its lines about losses."""
         return self._run(str(self.script), *self.options, *options)
 
-    def simulated(self, *options: str) -> list[str]:
-        """Run the script as a job with two data hosts, and return its lines about losses."""
-        return self._run(*self._simulate(), *self.options, *options)
-
     def simulated_until(self, step: int, *options: str) -> list[str]:
-        """Ask the simulated job to stop at a step. Return its lines about losses, which end at this step or later."""
+        """Run the script as a job with two data hosts, and ask it to stop at a step.
+
+        Return its lines about losses, which end at this step or later.
+        """
         process = self._start(*self._simulate(), *self.options, *options)
         output = []
         with process:
