@@ -108,8 +108,17 @@ class LaneWork:
         return found
 
     def part(self, positions: Sequence[int]) -> LaneWork:
-        """Not used: the batches of lanes are not divided between endpoints."""
-        raise NotImplementedError
+        """Return the work for the samples at some positions that follow each other. Profiles measure it."""
+        begin, end = min(positions, default=0), max(positions, default=-1) + 1
+        pieces = []
+        for piece in self.pieces:
+            count = piece.part.num_samples
+            first, last = max(0, begin), min(count, end)
+            if first < last:
+                part = replace(piece.part, place=piece.part.place + first, num_samples=last - first)
+                pieces.append(replace(piece, part=part))
+            begin, end = begin - count, end - count
+        return replace(self, pieces=tuple(pieces))
 
     def delivered(self, report: LaneReport) -> LaneWork:
         """Return the work of the samples that the batch has, without what was known before."""

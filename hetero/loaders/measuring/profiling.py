@@ -297,7 +297,7 @@ class LoaderProfiler:
             return "the data set is an object, which only this process has. Register its factory with @hetero.dataset"
         if len(spec.arguments_json) > MAX_ARGUMENTS_CHARS:
             return f"the data set's arguments have more than {MAX_ARGUMENTS_CHARS} characters"
-        has_no_integers = "its samples have indices that are not integers"
+        has_no_integers = "its samples have no indices, or indices that are not integers"
         requests = [*self._unfetched, *self._fetched]
         indices: list[int] = []
         for request in requests:

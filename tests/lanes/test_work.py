@@ -1,0 +1,68 @@
+"""The samples of a batch of lanes: parts, digests and reports."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from hetero.batches.lanes.iterator import Snapshot
+from hetero.batches.lanes.pieces import LanePiece, LaneReport, LaneRules, PieceReport
+from hetero.batches.lanes.states import MAX_STATE_BYTES
+from hetero.batches.lanes.work import LaneWork
+from hetero.errors import ProtocolError
+from hetero.plans.lanes import LaneLayout, LanePart
+
+RULES = LaneRules(layout=LaneLayout(num_lanes=4, chunk_samples=3), guarantee="exactly-once", end="stop")
+SNAPSHOT = Snapshot(place=3, chain=b"chain", state=b"state", library="datasets 5.2.0")
+
+
+def work(*parts: tuple[int, int, int], snapshot: Snapshot | None = None) -> LaneWork:
+    pieces = [
+        LanePiece(part=LanePart(lane=lane, place=place, num_samples=count), snapshot=snapshot)
+        for lane, place, count in parts
+    ]
+    return LaneWork(pieces=tuple(pieces), rules=RULES)
+
+
+def report(*counts: int, state: bytes = b"state") -> LaneReport:
+    snapshot = dataclasses.replace(SNAPSHOT, state=state)
+    return LaneReport(
+        tuple(
+            PieceReport(num_samples=count, num_left=3, chain=b"c", snapshot=snapshot, begun_at=None, first=b"f")
+            for count in counts
+        )
+    )
+
+
+@pytest.mark.parametrize(("begin", "end"), [(0, 6), (0, 2), (2, 4), (3, 6), (5, 6), (1, 5)])
+def test_part_has_the_samples_at_its_positions(begin: int, end: int) -> None:
+    whole = work((0, 3, 3), (1, 6, 3))
+    assert list(whole.part(range(begin, end)).labels) == list(whole.labels)[begin:end]
+
+
+def test_digest_and_key_do_not_depend_on_snapshots() -> None:
+    one, other = work((0, 3, 3), (1, 3, 3)), work((0, 3, 3), (1, 3, 3), snapshot=SNAPSHOT)
+    assert (one.digest(), one.key(1, 0, 2)) == (other.digest(), other.key(1, 0, 2))
+    assert one.digest() != work((1, 3, 3), (0, 3, 3)).digest()
+    assert one.samples_sum(leave_out_repeats=True) == work((1, 3, 3), (0, 3, 3)).samples_sum(leave_out_repeats=True)
+
+
+def test_report_comes_back_from_its_bytes() -> None:
+    assert LaneReport.from_array(report(3, 0).to_array()) == report(3, 0)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [report(3), report(3, 4), report(3, -1), report(3, 3, 3), report(3, 3, state=bytes(MAX_STATE_BYTES + 1))],
+)
+def test_report_that_does_not_fit_its_request_is_refused(found: LaneReport) -> None:
+    report(3, 3).check(work((0, 0, 3), (1, 0, 3)).pieces)
+    with pytest.raises(ProtocolError, match="a batch of"):
+        found.check(work((0, 0, 3), (1, 0, 3)).pieces)
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b'[["3",0,"zz",null,null,""]]', b'[[3,0,"",[1],null,""]]', b"\xff"])
+def test_damaged_report_is_refused(content: bytes) -> None:
+    with pytest.raises(ProtocolError, match="damaged"):
+        LaneReport.from_array(list(content))
