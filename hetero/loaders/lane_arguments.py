@@ -41,7 +41,7 @@ def check_lanes(
         raise ConfigError(f"lanes is {lanes!r:.80}, expected an integer of at least 1")
     if chunk_samples is not None and (type(chunk_samples) is not int or not 1 <= chunk_samples < 2**20):
         raise ConfigError(f"chunk_samples is {chunk_samples!r:.80}, expected an integer of at least 1")
-    if snapshot_every is not None and (type(snapshot_every) is not int or snapshot_every < 1):
+    if snapshot_every is not None and (type(snapshot_every) is not int or not 1 <= snapshot_every <= 2**20):
         raise ConfigError(f"snapshot_every_n_steps is {snapshot_every!r:.80}, expected an integer of at least 1")
     return LaneOptions(
         guarantee=cast(Guarantee, guarantee),

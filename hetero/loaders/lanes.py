@@ -11,16 +11,16 @@ from typing import Any, Protocol
 
 from hetero.batches.lanes.iterator import Snapshot
 from hetero.batches.lanes.pieces import End, Guarantee, LanePiece, LaneReport, LaneRules, PieceReport
-from hetero.batches.lanes.states import decode_state, encode_state
+from hetero.batches.lanes.states import MAX_STATES_BYTES, decode_state, encode_state
 from hetero.batches.lanes.work import LaneWork
 from hetero.batches.request import BatchRequest
-from hetero.errors import ConfigError
+from hetero.errors import ConfigError, DatasetError, ProtocolError
 from hetero.loaders.prefetching import Batches, EpochRequests
 from hetero.loaders.sampling import PlannedBatch, Shard
 from hetero.metrics.steps import Extent
 from hetero.plans.lanes import LaneLayout, LanePart
 
-__all__ = ["LaneBatches", "LaneOptions", "Lanes", "RankExchange"]
+__all__ = ["LaneBatches", "LaneOptions", "LanePasses", "Lanes", "RankExchange"]
 
 logger = logging.getLogger(__name__)
 
@@ -54,10 +54,13 @@ class RankExchange(Protocol):
     def first(self, epoch: int, lane: int, digest: str) -> int:
         """Return the first lane that was passed with this digest of its first samples. Does not wait."""
 
-    def share(self, state: str) -> None:
+    def fail(self, epoch: int) -> None:
+        """Let `agree` raise an error on all other ranks. Does not wait."""
+
+    def share(self, epoch: int, state: str) -> None:
         """Let other ranks read the snapshots of this rank. Does not wait."""
 
-    def shared(self) -> list[str]:
+    def shared(self, epoch: int) -> list[str]:
         """Return what other ranks have shared. Does not wait."""
 
 
@@ -75,19 +78,15 @@ class _Lane:
     known: tuple[int, bytes] | None = None
     """The place after the last delivered sample, and the chain there."""
 
-    def snapshot(self, place: int) -> Snapshot | None:
-        """Return the latest snapshot up to a place."""
-        return next((each for each in reversed(self.snapshots) if each.place <= place), None)
-
     def until(self, place: int) -> _Lane:
-        """Return what is known up to a place."""
-        snapshot = self.snapshot(place)
+        """Return what is known up to a place, with the last two snapshots."""
+        snapshots = tuple(each for each in self.snapshots if each.place <= place)
         known = self.known if self.known is not None and self.known[0] <= place else None
-        return _Lane(() if snapshot is None else (snapshot,), known)
+        return _Lane(snapshots[-2:], known)
 
 
-class Lanes:
-    """The lanes of one loader, in its latest pass. For one thread.
+class LanePasses:
+    """The lanes of one loader: those of its latest passes, and those of a loaded state.
 
     Args:
         options: The loader's options.
@@ -96,66 +95,132 @@ class Lanes:
     """
 
     def __init__(self, options: LaneOptions, *, name: str, extent: Extent) -> None:
-        self.options = options
-        self.exchange: RankExchange | None = None
-        """Connects the ranks. None for a single rank."""
-        self.end_step: int | None = None
-        """The first step that not all ranks have. None if it is not known."""
+        self._options = options
         self._name = name
         self._extent = extent
-        self._loaded: Mapping[str, Any] | None = None
-        self._layout: LaneLayout | None = None
-        self._lanes: dict[int, _Lane] = {}
-        self._dry: set[int] = set()
-        """Lanes without further samples, with ``end="rest"``."""
-        self._firsts: dict[str, int] = {}
-        self._first_step = 0
-        self._num_steps = 1
-        """Steps between two chunks of a lane."""
-        self._agreed = 0
-        """Steps up to this one exist on all ranks."""
-        self._has_said_end = False
-        self._epoch = 0
+        self._passes: dict[int, Lanes] = {}
+        """The two latest passes by their numbers. TensorFlow begins a pass while it delivers the one before."""
+        self._loaded: tuple[int, Mapping[str, Any]] | None = None
+        """A loaded state whose pass has not begun, and the number of this pass."""
+        self._stated: Mapping[str, Any] = {}
+        """The latest loaded state. Its lanes hold for later passes too."""
 
-    def load(self, state: Mapping[str, Any] | None) -> None:
-        """Use the lanes of a loaded state in the next pass."""
-        self._loaded = state
+    def load(self, epoch: int, state: Mapping[str, Any] | None) -> None:
+        """Use the lanes of a loaded state in the pass with a number."""
+        self._loaded = None if state is None else (epoch, state)
+        self._stated = state or {}
 
-    def begin(self, *, epoch: int, step: int, batch_size: int, shard: Shard) -> None:
+    def begin(
+        self, *, epoch: int, step: int, batch_size: int, shard: Shard, exchange: RankExchange | None = None
+    ) -> None:
         """Begin a pass.
 
         Args:
             epoch: Number of the pass.
-            step: Its first step. More than 0 only for a loaded state.
+            step: Its first step.
             batch_size: Samples of a batch on each rank.
             shard: This rank.
+            exchange: Connects the ranks. None for a single rank.
 
         Raises:
             ConfigError: If the lanes cannot be divided over the ranks, or the state has other lanes.
         """
+        options, stated = self._options, self._stated
+        num_lanes = options.num_lanes or stated.get("num_lanes") or options.lanes_per_rank * shard.world_size
+        chunk_samples = options.chunk_samples or stated.get("chunk_samples") or batch_size
+        known: dict[int, _Lane] = {}
         loaded, self._loaded = self._loaded, None
-        options = self.options
-        num_lanes = options.num_lanes or (loaded and loaded["num_lanes"]) or options.lanes_per_rank * shard.world_size
-        chunk_samples = options.chunk_samples or (loaded and loaded["chunk_samples"]) or batch_size
-        layout = LaneLayout(num_lanes=num_lanes, chunk_samples=chunk_samples)
-        self._lanes, self._dry, self._firsts, self.end_step = {}, set(), {}, None
-        if step and loaded is not None:
-            if (num_lanes, chunk_samples) != (loaded["num_lanes"], loaded["chunk_samples"]):
+        if loaded is not None and step and loaded[0] == epoch:
+            found = loaded[1]["num_lanes"], loaded[1]["chunk_samples"]
+            if found != (num_lanes, chunk_samples):
                 raise ConfigError(
-                    f"the loaded state is within an epoch of {loaded['num_lanes']} lanes and {loaded['chunk_samples']} "
-                    f"samples of a lane in a row, this loader has {num_lanes} and {chunk_samples}\n"
+                    f"the loaded state is within an epoch of {found[0]} lanes and {found[1]} samples of a lane in a "
+                    f"row, this loader has {num_lanes} and {chunk_samples}\n"
                     "  Pass the same lanes= and chunk_samples=. At the end of an epoch they may change."
                 )
-            self._lanes = _unpacked(loaded["snapshots"])
+            known = _unpacked(loaded[1]["snapshots"])
+        layout = LaneLayout(num_lanes=num_lanes, chunk_samples=chunk_samples)
         layout.check(batch_size=batch_size, world_size=shard.world_size)
-        self._layout, self._epoch = layout, epoch
-        self._first_step, self._agreed = step, step - 1
-        self._num_steps = layout.steps_between(global_batch=batch_size * shard.world_size)
+        self._passes = dict([*self._passes.items()][-1:])
+        self._passes[epoch] = Lanes(
+            options,
+            layout,
+            name=self._name,
+            extent=self._extent,
+            exchange=exchange,
+            epoch=epoch,
+            step=step,
+            num_steps=layout.steps_between(global_batch=batch_size * shard.world_size),
+            known=known,
+        )
+
+    def of(self, epoch: int) -> Lanes:
+        """Return the lanes of a pass that has begun."""
+        return self._passes[epoch]
+
+    def state(self, epoch: int, position: int) -> dict[str, Any] | None:
+        """Return the lanes as plain values, with the snapshots of all ranks as far as they are known here.
+
+        Args:
+            epoch: Number of the pass.
+            position: Samples of the pass that the state counts, over all ranks.
+        """
+        if self._loaded is not None:
+            return dict(self._loaded[1])
+        lanes = self._passes.get(epoch)
+        return None if lanes is None else lanes.state(position)
+
+
+class Lanes:
+    """The lanes of one pass. For one thread, but `state` may be called in any.
+
+    Args:
+        options: The loader's options.
+        layout: The lanes.
+        name: Name of the loader, for messages.
+        extent: Counts how often a lane is begun anew.
+        exchange: Connects the ranks. None for a single rank.
+        epoch: Number of the pass.
+        step: First step of the pass.
+        num_steps: Steps between two chunks of a lane.
+        known: What a loaded state knows of lanes.
+    """
+
+    def __init__(
+        self,
+        options: LaneOptions,
+        layout: LaneLayout,
+        *,
+        name: str,
+        extent: Extent,
+        exchange: RankExchange | None,
+        epoch: int,
+        step: int,
+        num_steps: int,
+        known: Mapping[int, _Lane],
+    ) -> None:
+        self.options = options
+        self.exchange = exchange
+        self.end_step: int | None = None
+        """The first step that not all ranks have. None if it is not known."""
+        self._layout = layout
+        self._name = name
+        self._extent = extent
+        self._epoch = epoch
+        self._first_step = step
+        self._num_steps = num_steps
+        self._agreed = step - 1
+        """Steps up to this one exist on all ranks."""
+        self._known = known
+        self._lanes: dict[int, _Lane] = {}
+        """What this rank has received in the pass."""
+        self._dry: set[int] = set()
+        """Lanes without further samples, with ``end="rest"``."""
+        self._firsts: dict[str, int] = {}
 
     def plan(self, step: int, *, batch_size: int, world_size: int, ranks: range) -> Iterator[PlannedBatch]:
         """Yield the batches of some ranks from a step on, until the end is known."""
         layout = self._layout
-        assert layout is not None
         num_groups = max(1, layout.num_lanes * layout.chunk_samples // batch_size)
         for number in itertools.count(step):
             for rank in ranks:
@@ -178,8 +243,8 @@ class Lanes:
         """
         for piece, done in zip(work.pieces, report.pieces, strict=True):
             part = piece.part
-            snapshots = self._lanes.get(part.lane, _Lane()).snapshots
-            if done.snapshot is not None:
+            snapshots = self._lane(part.lane).snapshots
+            if done.snapshot is not None and done.snapshot not in snapshots:
                 snapshots = (*snapshots, done.snapshot)[-_KEPT_SNAPSHOTS:]
             self._lanes[part.lane] = _Lane(snapshots, (part.place + done.num_samples, done.chain))
             if done.first:
@@ -191,17 +256,16 @@ class Lanes:
 
     def agree(self, step: int) -> None:
         """Find out whether all ranks have a step. `received` was called for it. May wait for other ranks."""
-        assert self._layout is not None
         if self.exchange is None:
             return
         if self.options.end != "stop":
             # No rank waits here. Each one tells its snapshots after each chunk of its lanes.
             if (step + 1) % self._num_steps == 0:
-                self.exchange.share(_packed(self._lanes))
+                self.exchange.share(self._epoch, _packed(self._lanes))
             return
         if step <= self._agreed:
             return
-        self.exchange.share(_packed(self._lanes))
+        self.exchange.share(self._epoch, _packed(self._lanes))
         self.end_step = self.exchange.agree(self._epoch, step, self.end_step)
         # Once each lane was read, the reports say whether all lanes have another chunk.
         num_steps = self._num_steps
@@ -216,50 +280,53 @@ class Lanes:
         """Return whether a pass ends before a step."""
         return self.end_step is not None and step >= self.end_step
 
-    def note_end(self, steps: int | None) -> None:
-        """Log how a pass ended, once for each loader.
+    def lose(self) -> bool:
+        """Tell ranks that wait for the same end that a batch of this rank has raised. Return whether there are any."""
+        if self.exchange is None or self.options.end != "stop":
+            return False
+        self.exchange.fail(self._epoch)
+        return True
+
+    def note_end(self) -> None:
+        """Log how a pass ended.
 
         Raises:
             ConfigError: If it has no step at all.
         """
-        if steps == 0 and self.options.end == "stop" and self._layout is not None:
+        if self.options.end != "stop" or self.end_step is None:
+            return
+        if self.end_step == 0:
             raise ConfigError(
                 f"loader {self._name:.40}: a pass has no step, because a lane of {self._layout.num_lanes} has not even "
                 f"{self._layout.chunk_samples} samples\n"
                 '  Pass the loader a smaller lanes=, a smaller batch_size, or end="rest".'
             )
-        if self._has_said_end or self.options.end != "stop" or steps is None:
-            return
-        self._has_said_end = True
         logger.info(
             "loader %s: the pass ended after %d steps, because a lane has no further %d samples. What the other lanes "
             'have is left out. With end="rest", all samples are delivered, and with end="wrap" lanes begin again',
             self._name,
-            steps,
-            0 if self._layout is None else self._layout.chunk_samples,
+            self.end_step,
+            self._layout.chunk_samples,
         )
 
-    def state(self, position: int) -> dict[str, Any] | None:
-        """Return the lanes as plain values, with the snapshots of all ranks as far as they are known here.
-
-        Args:
-            position: Samples of the pass that the state counts, over all ranks.
-        """
-        if self._loaded is not None:
-            return dict(self._loaded)
+    def state(self, position: int) -> dict[str, Any]:
+        """See `LanePasses.state`."""
         layout = self._layout
-        if layout is None:
-            return None
-        others: dict[int, _Lane] = {}
-        for text in [] if self.exchange is None else self.exchange.shared():
-            others |= _unpacked(text)
+        lanes = dict(self._known)
+        for text in [] if self.exchange is None else self.exchange.shared(self._epoch):
+            lanes |= _unpacked(text)
+        lanes |= dict(self._lanes)
         return {
             "num_lanes": layout.num_lanes,
             "chunk_samples": layout.chunk_samples,
             "snapshots": _packed(
-                {lane: each.until(layout.place(lane, position)) for lane, each in (others | dict(self._lanes)).items()}
+                {number: each.until(layout.place(number, position)) for number, each in lanes.items()}
             ),
         }
+
+    def _lane(self, number: int) -> _Lane:
+        """Return what is known of a lane."""
+        return self._lanes.get(number) or self._known.get(number) or _Lane()
 
     def _rules(self, layout: LaneLayout) -> LaneRules:
         options = self.options
@@ -268,8 +335,10 @@ class Lanes:
         )
 
     def _piece(self, part: LanePart) -> LanePiece:
-        lane = self._lanes.get(part.lane, _Lane()).until(part.place)
-        snapshot = lane.snapshot(part.place)
+        lane = self._lane(part.lane).until(part.place)
+        # Begin before the place that is known, if possible. Then the samples in between are compared.
+        last = lane.snapshots[-1] if lane.snapshots else None
+        snapshot = lane.snapshots[0] if lane.known is not None and last and last.place == lane.known[0] else last
         if snapshot is not None and self.options.allow_version_change:
             snapshot = replace(snapshot, library="")
         return LanePiece(part=part, snapshot=snapshot, known=lane.known)
@@ -285,7 +354,6 @@ class Lanes:
 
     def _note_end(self, part: LanePart, done: PieceReport, step: int) -> None:
         """Record that a lane has no further samples."""
-        assert self._layout is not None
         if self.options.end == "rest" and done.num_samples < part.num_samples:
             self._dry.add(part.lane)
         if self.options.end == "stop":
@@ -333,13 +401,12 @@ class Lanes:
 
 
 def _packed(lanes: Mapping[int, _Lane]) -> str:
-    """Return what is known of lanes as text, with the latest snapshot of each."""
+    """Return what is known of lanes as text, with the last two snapshots of each."""
     rows = []
     for number, lane in sorted(lanes.items()):
-        snapshot = lane.snapshots[-1] if lane.snapshots else None
-        fields = snapshot and (snapshot.place, snapshot.chain, snapshot.state, snapshot.library)
-        rows.append((number, lane.known, fields))
-    return b64encode(encode_state(rows)).decode()
+        snapshots = [(each.place, each.chain, each.state, each.library) for each in lane.snapshots[-2:]]
+        rows.append((number, lane.known, snapshots))
+    return b64encode(encode_state(rows, max_bytes=MAX_STATES_BYTES)).decode()
 
 
 def _unpacked(text: str) -> dict[int, _Lane]:
@@ -350,11 +417,11 @@ def _unpacked(text: str) -> dict[int, _Lane]:
     """
     try:
         found = {}
-        for number, known, fields in decode_state(b64decode(text)):
-            snapshots: tuple[Snapshot, ...] = ()
-            if fields is not None:
-                place, chain, state, library = fields
-                snapshots = (Snapshot(place=int(place), chain=bytes(chain), state=bytes(state), library=str(library)),)
+        for number, known, rows in decode_state(b64decode(text), max_bytes=2 * MAX_STATES_BYTES):
+            snapshots = tuple(
+                Snapshot(place=int(place), chain=bytes(chain), state=bytes(state), library=str(library))
+                for place, chain, state, library in rows
+            )
             found[int(number)] = _Lane(snapshots, None if known is None else (int(known[0]), bytes(known[1])))
         return found
     except (ValueError, TypeError, LookupError) as error:
@@ -384,14 +451,19 @@ class LaneBatches:
                 answer = next(self._batches)
             except StopIteration:
                 self._lanes.agree_on_end()
-                self._lanes.note_end(self._lanes.end_step)
+                self._lanes.note_end()
                 raise
-            except BaseException:
+            except DatasetError:
                 self.request = self._batches.request
+                # Without this batch, the ranks cannot agree on an end. So the pass is over.
+                if self._lanes.lose():
+                    self.close()
                 raise
             request = self._batches.request
             assert request is not None
             assert isinstance(request.work, LaneWork)
+            if not (isinstance(answer, tuple) and len(answer) == 2):
+                raise ProtocolError("the batch of an iterable came without its report")
             batch, content = answer
             report = LaneReport.from_array(content)
             report.check(request.work.pieces)
@@ -399,7 +471,7 @@ class LaneBatches:
             self._lanes.received(request.work, report, step=step)
             self._lanes.agree(step)
             if self._lanes.is_over(step):
-                self._lanes.note_end(step)
+                self._lanes.note_end()
                 self.close()
                 raise StopIteration
             work = request.work.delivered(report)

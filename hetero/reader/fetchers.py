@@ -437,7 +437,8 @@ class Fetchers:
                 return self._start(batch, connection)
             # A suspect batch needs an endpoint for itself. If it or a doubted batch gets no endpoint, other batches of
             # the data set may still get one.
-            if not is_suspect and not needs_planned:
+            # Other lanes may have endpoints that are ready.
+            if not is_suspect and not needs_planned and batch.request.work.may_be_hedged:
                 passed.add(batch.dataset)
         return None
 

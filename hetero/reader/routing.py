@@ -129,6 +129,8 @@ class Router:
         hosts while it ran, because they may go at any time. If there are only such endpoints, they serve lanes too."""
         self._id_of_lane: dict[int, str] = {}
         """Endpoint of each lane that came."""
+        self._joined: set[str] = set()
+        """Endpoints that came after the first ones."""
         self._table = table
         self._rank = rank
         self._world_size = world_size
@@ -141,15 +143,16 @@ class Router:
     def update(self) -> None:
         """Select this rank's endpoints anew, because endpoints came, left, or are down."""
         self.endpoints = subset(self._table, self._rank, self._world_size)
-        before = {connection.record.endpoint_id for connection in self._by_id}
+        before = [connection.record.endpoint_id for connection in self._by_id]
         planned = [connection for connection in self.endpoints if not connection.record.is_optional]
         self._by_id = sorted(planned or self.endpoints, key=lambda connection: connection.record.endpoint_id)
         ids = [connection.record.endpoint_id for connection in self._by_id]
-        # Only the lanes of an endpoint that left move, and those that an endpoint that came should have.
+        if before:
+            self._joined |= {each for each in ids if each not in before}
+        # The lanes of an endpoint that left move. Those that an endpoint that came should have move when it is ready.
         for lane, own in self._id_of_lane.items():
-            first = ids[lane % len(ids)] if ids else own
-            if own not in ids or first not in before:
-                self._id_of_lane[lane] = first
+            if own not in ids and ids:
+                self._id_of_lane[lane] = ids[lane % len(ids)]
 
     def planned_batches(self, prefetch_factor: float) -> int:
         """Return how many batches this rank should have in flight: its share of all slots, times a factor."""
@@ -204,7 +207,8 @@ class Router:
             ready,
             key=lambda connection: (
                 connection.reserved_by is not alone_for,
-                connection.is_avoided(now_s),
+                # A straggler keeps its lanes, if others would have to begin them anew.
+                connection.is_avoided(now_s) and (may_leave_lane or connection is not own),
                 connection is not own,
                 *_burden(connection, now_s),
             ),
@@ -229,6 +233,8 @@ class Router:
         # The order of `endpoints` differs between ranks, the order of the ids does not.
         planned = self._by_id[lane % len(self._by_id)]
         own_id = self._id_of_lane.setdefault(lane, planned.record.endpoint_id)
+        if planned.record.endpoint_id in self._joined and planned in ready:
+            own_id = self._id_of_lane[lane] = planned.record.endpoint_id
         return next((each for each in self._by_id if each.record.endpoint_id == own_id), None)
 
     def choose_owners(

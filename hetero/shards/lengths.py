@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import io
 import multiprocessing
+import operator
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -81,7 +82,7 @@ def _lengths_of(path: str, index: str, format_name: str, function: str) -> npt.N
     for begin in range(0, len(rows), _BATCH_ROWS):
         for place, row in enumerate(rows.__getitems__(list(range(begin, min(begin + _BATCH_ROWS, len(rows))))), begin):
             try:
-                found[place] = call(row)
+                found[place] = operator.index(call(row))
             except Exception as error:
                 what = f"{type(error).__name__}: {error}"
                 raise ConfigError(f"{function} failed for row {place} of {path}: {what}") from error

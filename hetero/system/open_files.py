@@ -9,11 +9,13 @@ import logging
 import os
 import stat
 import sys
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from hetero.documents.text import listing
+from hetero.system.waits import END_TIMEOUT_S
 
 __all__ = [
     "close_filesystems",
@@ -174,13 +176,17 @@ def close_filesystems() -> None:
     asyn = sys.modules.get("fsspec.asyn")
     if asyn is None:
         return
-    for kind in set(_kinds()):
+    kinds = set(_kinds())
+    systems = [weakref.ref(system) for kind in kinds for system in kind._cache.values()]
+    for kind in kinds:
         kind.clear_instance_cache()
     gc.collect()  # closes the connections of file systems that nothing refers to
+    if any(system() is not None for system in systems):
+        return  # the data set itself holds one, which must not be forked
     loop, thread = asyn.loop[0], asyn.iothread[0]
     if thread is not None:
         loop.call_soon_threadsafe(loop.stop)
-        thread.join()
+        thread.join(END_TIMEOUT_S)
         loop.close()
         asyn.loop[0] = asyn.iothread[0] = None
 

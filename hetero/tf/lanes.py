@@ -11,7 +11,7 @@ from hetero.batches.lanes.pieces import LanePiece, LaneRules
 from hetero.batches.lanes.work import LaneWork
 from hetero.batches.request import BatchRequest
 from hetero.errors import ConfigError
-from hetero.loaders.lanes import LaneBatches, Lanes
+from hetero.loaders.lanes import LaneBatches, LanePasses
 from hetero.loaders.pipeline import LoaderOptions
 from hetero.loaders.prefetching import EpochRequests
 from hetero.loaders.sampling import PlannedBatch, Shard
@@ -54,7 +54,7 @@ class LaneFeed(Feed):
                 'end="stop" is not possible with several ranks of TensorFlow\n'
                 '  Pass end="wrap" and steps_per_epoch to fit, or end="rest".'
             )
-        self.lanes = Lanes(options.lanes, name=self.name, extent=self.extent)
+        self.lanes = LanePasses(options.lanes, name=self.name, extent=self.extent)
         self._ended_at: tuple[int, int] | None = None
         """Epoch of the latest pass that has ended, and its batches."""
 
@@ -70,7 +70,7 @@ class LaneFeed(Feed):
         """Begin the lanes of a pass, and yield its batches on this rank."""
         self.lanes.begin(epoch=epoch, step=start, batch_size=self._batch_size, shard=shard)
         ranks = range(shard.rank, shard.rank + 1)
-        return self.lanes.plan(start, batch_size=self._batch_size, world_size=shard.world_size, ranks=ranks)
+        return self.lanes.of(epoch).plan(start, batch_size=self._batch_size, world_size=shard.world_size, ranks=ranks)
 
     def probe(self) -> list[tuple[int, Any]]:
         """Return two batches of different sizes from the beginning of lane 0, each with its number of samples.
@@ -95,7 +95,9 @@ class LaneFeed(Feed):
             work=LaneWork(
                 pieces=(LanePiece(part=LanePart(lane=0, place=0, num_samples=size)),),
                 rules=LaneRules(
-                    layout=LaneLayout(num_lanes=num_lanes, chunk_samples=size), guarantee="replay", end="rest"
+                    layout=LaneLayout(num_lanes=num_lanes, chunk_samples=size),
+                    guarantee=self._options.guarantee,
+                    end="rest",
                 ),
             ),
             seed=self.options.seed,
@@ -112,7 +114,7 @@ class LaneFeed(Feed):
         state = super().state()
         samples = state.batches * self._batch_size * self.shard().world_size
         is_completed = (state.epoch, state.batches) == self._ended_at
-        return dataclasses.replace(state, completed=is_completed, lanes=self.lanes.state(samples))
+        return dataclasses.replace(state, completed=is_completed, lanes=self.lanes.state(state.epoch, samples))
 
     def load_state(self, value: object) -> None:
         """Start the next pass at the position of a saved state.
@@ -124,7 +126,7 @@ class LaneFeed(Feed):
         if state.completed and state.batches:
             state = dataclasses.replace(state, epoch=state.epoch + 1, batches=0)
         super().load_state(state.to_dict())
-        self.lanes.load(state.lanes)
+        self.lanes.load(state.epoch, state.lanes)
 
     def facts(self) -> LoaderState:
         """Return a state with this loader's constant values. Its epoch and batches are 0."""
@@ -148,7 +150,7 @@ class LaneFeed(Feed):
         """Return a reader over the endpoints, whose batches come without their reports."""
         reader = super()._open(requests, on_skips=on_skips, on_wait=on_wait)
         assert isinstance(requests, EpochRequests)
-        return LaneBatches(reader, self.lanes, requests)
+        return LaneBatches(reader, self.lanes.of(requests.epochs[0].start.number), requests)
 
     def _note_end(self, tf_pass: TensorFlowPass) -> None:
         """Record how many batches a pass had."""

@@ -158,6 +158,10 @@ class ViewPass:
         try:
             fetched = next(self._reader_at(batch))
         except StopIteration:
+            # The end of an iterable is known only now. It ends the tool's loop too.
+            if self._pipeline.options.lanes is not None:
+                self._pipeline.end_timing(self._timing)
+                raise
             raise ConfigError(
                 "the batches of the pass ended, but the tool that rebuilt the loader requests more"
             ) from None

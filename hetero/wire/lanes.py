@@ -9,8 +9,8 @@ from hetero.batches.lanes.pieces import ENDS, GUARANTEES, End, Guarantee, LanePi
 from hetero.batches.lanes.work import LaneWork
 from hetero.errors import ProtocolError
 from hetero.plans.lanes import LaneLayout, LanePart
-from hetero.wire.limits import Limits
-from hetero.wire.messages import parse_bounded
+from hetero.wire.limits import MAX_LANES_BYTES, MAX_PIECES, Limits
+from hetero.wire.messages import parse
 from hetero.wire.proto import data_pb2 as pb
 
 __all__ = ["read", "write"]
@@ -53,12 +53,18 @@ def read(message: pb.FetchRequest, limits: Limits) -> LaneWork:
     """
     if message.indices or message.keys or message.occurrences:
         raise ProtocolError("a request has lanes and indices, expected one of them")
-    lanes = parse_bounded(pb.Lanes, message.lanes)
+    if len(message.lanes) > MAX_LANES_BYTES:
+        raise ProtocolError(
+            f"the lanes of a request have {len(message.lanes)} bytes, at most {MAX_LANES_BYTES} are allowed"
+        )
+    lanes = parse(pb.Lanes, message.lanes)
+    if len(lanes.pieces) > MAX_PIECES:
+        raise ProtocolError(f"a request has {len(lanes.pieces)} pieces of lanes, at most {MAX_PIECES} are allowed")
     pieces = tuple(_piece(each, lanes) for each in lanes.pieces)
     num_samples = sum(piece.part.num_samples for piece in pieces)
     if not 1 <= num_samples <= limits.max_indices:
         raise ProtocolError(f"a request has {num_samples} samples of lanes, expected 1 to {limits.max_indices}")
-    if not (1 <= lanes.chunk_samples <= limits.max_indices and lanes.snapshot_every):
+    if not (1 <= lanes.chunk_samples <= limits.max_indices and lanes.snapshot_every >= 1):
         raise ProtocolError(f"a request has chunks of {lanes.chunk_samples} samples of a lane")
     if lanes.guarantee not in GUARANTEES or lanes.end not in ENDS:
         raise ProtocolError(f"a request has the unknown guarantee {lanes.guarantee!r:.40} or end {lanes.end!r:.40}")

@@ -14,7 +14,9 @@ __all__ = [
     "GREETING",
     "MAX_FETCH_BYTES",
     "MAX_HELPERS",
+    "MAX_LANES_BYTES",
     "MAX_PARSED_BYTES",
+    "MAX_PIECES",
     "MAX_SKIPS_BYTES",
     "PROTOCOL",
     "SERVICE",
@@ -40,6 +42,10 @@ MAX_FETCH_BYTES = 16 * 2**20
 """Largest request for a batch. A sample takes 8 bytes for a 64-bit index, 4 for its occurrences and 1 for its owner."""
 MAX_PARSED_BYTES = 2**20
 """Largest size of a request's keys, and of its helpers. After parsing, they take many times this size in memory."""
+MAX_LANES_BYTES = 8 * 2**20
+"""Largest size of a request's lanes. Nearly all of it are states, which take no more memory after parsing."""
+MAX_PIECES = 4096
+"""Largest number of pieces of lanes in a request. Each takes some 100 bytes more after parsing."""
 AT_ONCE_BYTES = 2 * 2**20
 """Largest batch that an endpoint's compute thread sends itself, and that the training loop may receive itself."""
 MAX_EXPECTED = 8

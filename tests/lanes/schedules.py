@@ -26,7 +26,7 @@ from hetero.batches.build import BuiltDataset
 from hetero.batches.fetch import fetch
 from hetero.batches.lanes.pieces import LaneReport
 from hetero.batches.request import BatchRequest
-from hetero.loaders.lanes import LaneOptions, Lanes, _packed
+from hetero.loaders.lanes import LaneOptions, LanePasses, Lanes, _packed
 from hetero.loaders.sampling import BuiltInOrder, PlannedBatch, Shard
 from hetero.metrics.steps import Extent
 from hetero.plans.windows import WindowPlan
@@ -92,10 +92,13 @@ class _Exchange:
     def first(self, epoch: int, lane: int, digest: str) -> int:
         return lane
 
-    def share(self, state: str) -> None:
+    def fail(self, epoch: int) -> None:
+        raise AssertionError("no batch raises")
+
+    def share(self, epoch: int, state: str) -> None:
         self.states[len(self.states)] = state
 
-    def shared(self) -> list[str]:
+    def shared(self, epoch: int) -> list[str]:
         return list(self.states.values())
 
 
@@ -103,10 +106,10 @@ class _Rank:
     """One rank of a job of lanes, with its requests in flight."""
 
     def __init__(self, options: LaneOptions, exchange: _Exchange, state: Any, step: int, batch: int, shard: Shard):
-        self.lanes = Lanes(options, name="schedule", extent=Extent())
-        self.lanes.load(state)
-        self.lanes.exchange = exchange
-        self.lanes.begin(epoch=0, step=step, batch_size=batch, shard=shard)
+        passes = LanePasses(options, name="schedule", extent=Extent())
+        passes.load(0, state)
+        passes.begin(epoch=0, step=step, batch_size=batch, shard=shard, exchange=exchange)
+        self.lanes = passes.of(0)
         ranks = range(shard.rank, shard.rank + 1)
         self.planned = self.lanes.plan(step, batch_size=batch, world_size=shard.world_size, ranks=ranks)
         self.flight: deque[list[Any]] = deque()

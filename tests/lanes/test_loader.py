@@ -207,7 +207,8 @@ def test_resumed_loader_begins_at_a_snapshot(every: int, caplog: pytest.LogCaptu
     with caplog.at_level(logging.INFO):
         batches.append(next(iter(made)))
     assert batches == list(loader(Positioned(NUM_SAMPLES)))[: len(batches)]
-    passed_over = 5 * BATCH % (every * BATCH)
+    # If the last snapshot is at the place, the one before it is used, to compare the samples in between.
+    passed_over = 5 * BATCH % (every * BATCH) or every * BATCH
     assert f"begun anew at sample {5 * BATCH - passed_over}, and {passed_over} samples were passed over" in caplog.text
 
 
@@ -510,7 +511,7 @@ def test_source_with_methods_of_its_own_is_divided_and_begun_by_them() -> None:
     batches, states = with_states(Recorded(NUM_SAMPLES), "exactly-once", 9)
     Recorded.calls.clear()
     assert next(iter(resumed(Recorded(NUM_SAMPLES), "exactly-once", states[8]))) == batches[8]
-    assert Recorded.calls == [(0, NUM_LANES), 2 * BATCH]
+    assert Recorded.calls == [(0, NUM_LANES), BATCH]
 
 
 def test_source_that_cannot_be_copied_is_refused() -> None:

@@ -179,7 +179,11 @@ def test_batches_that_are_checked_are_the_same(
     job = join()
     monkeypatch.setattr(job.options, "purity_checks", 4)
     monkeypatch.setattr(crosscheck, "LATER_SHARE", 1e9)  # later batches too, at once
-    assert list(loader(spec, guarantee, **options)) == expected
+    found = list(loader(spec, guarantee, **options))
+    if guarantee == "at-most-once":
+        # A request may overtake the first one of a lane. Then their samples change places.
+        found, expected = (sorted(sample[0] for batch in batches for sample in batch) for batches in (found, expected))
+    assert found == expected
 
 
 def test_registered_iterable_without_a_guarantee_is_refused_with_the_choices(

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetero.batches.lanes import states
 from hetero.batches.lanes.states import MAX_STATE_BYTES, decode_state, encode_state
 from hetero.errors import ConfigError
 
@@ -165,11 +164,10 @@ def test_state_above_the_limit_is_refused() -> None:
         encode_state(noise)
 
 
-def test_bytes_that_unpack_to_more_than_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_that_unpack_to_more_than_the_limit_are_refused() -> None:
     content = encode_state("a" * 10_000)
-    monkeypatch.setattr(states, "_MAX_UNPACKED_BYTES", 9_000)
     with pytest.raises(ConfigError, match="damaged: it is cut off, or too long"):
-        decode_state(content)
+        decode_state(content, max_bytes=9_000)
 
 
 @pytest.mark.parametrize("length", [0, 1, 5, -1])

@@ -29,7 +29,7 @@ def report(*counts: int, state: bytes = b"state") -> LaneReport:
     snapshot = dataclasses.replace(SNAPSHOT, state=state)
     return LaneReport(
         tuple(
-            PieceReport(num_samples=count, num_left=3, chain=b"c", snapshot=snapshot, begun_at=None, first=b"f")
+            PieceReport(num_samples=count, num_left=3, chain=bytes(16), snapshot=snapshot, begun_at=None, first=b"f")
             for count in counts
         )
     )

@@ -15,7 +15,7 @@ from hetero.batches.request import BatchRequest
 from hetero.errors import ConfigError, ProtocolError
 from hetero.plans.lanes import LaneLayout, LanePart
 from hetero.spec import DatasetSpec
-from hetero.wire.limits import MAX_PARSED_BYTES, PROTOCOL, Limits
+from hetero.wire.limits import MAX_LANES_BYTES, PROTOCOL, Limits
 from hetero.wire.proto import data_pb2 as pb
 from hetero.wire.requests import from_proto, parse_request, serialize
 
@@ -101,7 +101,7 @@ def test_request_without_a_mistake_is_read(changes: Any) -> None:
         ({"fetch": {"keys": b"\x0a\x00"}}, "lanes and indices"),
         ({"fetch": {"occurrences": bytes(4)}}, "lanes and indices"),
         ({"fetch": {"lanes": b"\xff"}}, "not a valid Lanes message"),
-        ({"fetch": {"lanes": bytes(MAX_PARSED_BYTES + 1)}}, f"at most {MAX_PARSED_BYTES} are allowed"),
+        ({"fetch": {"lanes": bytes(MAX_LANES_BYTES + 1)}}, f"at most {MAX_LANES_BYTES} a"),
     ],
 )
 def test_malformed_request_is_rejected(changes: Any, text: str) -> None:
@@ -115,7 +115,7 @@ def test_request_above_the_limits_of_the_endpoint_is_rejected() -> None:
 
 
 def test_states_that_an_endpoint_would_reject_are_not_sent() -> None:
-    state = Snapshot(place=0, chain=CHAIN, state=bytes(MAX_PARSED_BYTES), library="")
+    state = Snapshot(place=0, chain=CHAIN, state=bytes(MAX_LANES_BYTES), library="")
     rules = LaneRules(layout=LaneLayout(num_lanes=1, chunk_samples=1), guarantee="exactly-once", end="stop")
     piece = LanePiece(part=LanePart(lane=0, place=0, num_samples=1), snapshot=state)
     with pytest.raises(ConfigError, match="smaller states of lanes"):

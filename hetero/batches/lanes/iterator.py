@@ -149,14 +149,17 @@ class LaneIterator:
                 if kept is not None:
                     self.forget(self.read_place - kept)
 
-    def take(self, place: int, count: int) -> tuple[list[Any], list[bytes]]:
-        """Return at most ``count`` of the samples that were read, from a place on, and their digests."""
-        samples, digests = [], []
+    def digests(self, count: int) -> list[bytes]:
+        """Return the digests of at most ``count`` of the first samples that are kept."""
+        return [read.digest for read in self._between(self.first_place, count)]
+
+    def take(self, place: int, count: int) -> list[Any]:
+        """Return at most ``count`` of the samples that were read, from a place on."""
+        samples = []
         for read in self._between(place, count):
             samples.append(read.sample)
-            digests.append(read.digest)
             read.sample = _TAKEN
-        return samples, digests
+        return samples
 
     def forget(self, place: int) -> None:
         """Keep no sample before a place."""

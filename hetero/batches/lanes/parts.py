@@ -60,16 +60,16 @@ class Opened:
             opened = cls(part, iter(method(state or 0)))
             opened._num_read = state or 0
             return opened
-        if state is None:
-            return cls(part, iter(part))
-        # Load the state before ``iter``. With the reverse order, iterators began at the old position
-        # (PrimeIntellect-ai/prime-rl#3332). Only an iterator with a state of its own must exist before.
-        if _is_stateful(part):
-            part.load_state_dict(state)
-            return cls(part, iter(part))
         iterator: Any = iter(part)
-        iterator.load_state_dict(state)
-        return cls(part, iterator)
+        if state is None:
+            return cls(part, iterator)
+        if _is_stateful(iterator) and iterator is not part:
+            iterator.load_state_dict(state)
+            return cls(part, iterator)
+        # Make the iterator after the state is loaded. Otherwise it would begin at the old position
+        # (PrimeIntellect-ai/prime-rl#3332).
+        part.load_state_dict(state)
+        return cls(part, iter(part))
 
 
 def open_part(source: Any, lane: int, num_lanes: int, epoch: int, state: Any | None) -> Opened:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import operator
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -103,7 +102,11 @@ class LaneReport:
         counts = [done.num_samples for done in self.pieces]
         wanted = [piece.part.num_samples for piece in pieces]
         states = [len(done.snapshot.state) for done in self.pieces if done.snapshot is not None]
-        fits = len(counts) == len(wanted) and all(map(operator.le, counts, wanted)) and min(counts, default=0) >= 0
+        fits = (
+            all(len(done.chain) in (0, 16) for done in self.pieces)
+            and len(counts) == len(wanted)
+            and all(0 <= count <= most for count, most in zip(counts, wanted, strict=True))
+        )
         largest = max(states, default=0)
         if not fits or largest > MAX_STATE_BYTES:
             raise ProtocolError(f"a batch of {wanted} samples of lanes has {counts}, and a state of {largest} bytes")
@@ -118,7 +121,7 @@ class LaneReport:
         try:
             items = json.loads(np.asarray(content, np.uint8).tobytes())
             return cls(tuple(_piece_report(*item) for item in items))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
             raise ProtocolError(f"the report of a batch of lanes is damaged: {error}") from error
 
 

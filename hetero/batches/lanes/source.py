@@ -18,16 +18,18 @@ GUARANTEE_LINES = """\
   guarantee="exactly-once"  needs an iterator with a state (state_dict, load_state_dict). It is tested at the start
   guarantee="replay"        a lane that moves begins anew, and passes over what was delivered. Exact, if the source
                             gives the same samples again. It takes longer at later positions
-  guarantee="at-most-once"  a lane that moves begins anew. What was in flight is lost, and counted
+  guarantee="at-most-once"  a lane that moves begins anew. What was in flight is lost. The report counts moves
 """
 _UNREPEATABLE = (
     "lane {} gave other samples before sample {} when it was begun anew: the source cannot be replayed. Typical "
     "causes: shuffling with a seed of the time or the process, threads, a stream that goes on. Give the source a fixed "
     'seed, or the generator of the random module, which hetero seeds. Or pass the loader guarantee="at-most-once"'
 )
-_KEPT_CHUNKS = 8
+_KEPT_CHUNKS = 16
 """Chunks of a lane that are kept for requests that others have overtaken. Without them, a lane of 20,000 samples was
-begun anew 39 times (tests/lanes/test_served.py)."""
+begun anew 39 times, and with 8 twice on a busy machine (tests/lanes/test_served.py)."""
+_COMPARED_SAMPLES = 8
+"""First samples of a lane that are compared with those of other lanes, also with batches of one sample."""
 _OTHER_GUARANTEES = 'Or pass the loader guarantee="replay" or "at-most-once", see docs/streams.md'
 
 
@@ -62,10 +64,10 @@ class LaneSource:
         self.source = source
         self._info_seed = info_seed
         self._name = name
-        self._iterators: dict[int, LaneIterator] = {}
-        """The latest iterator of each lane."""
-        self._is_tested = False
-        """Whether a state was loaded and compared."""
+        self._iterators: dict[tuple[int, int, int], LaneIterator] = {}
+        """The latest iterators by seed, epoch and lane. The one that was used last is the last."""
+        self._tested: set[str] = set()
+        """Guarantees that were tested."""
 
     def take(
         self,
@@ -104,7 +106,7 @@ class LaneSource:
             raise
         except BaseException as exc:
             # A generator that has raised is over, so the next request begins the lane anew.
-            self._iterators.pop(part.lane, None)
+            self._iterators.pop((seed, epoch, part.lane), None)
             check_not_exit(exc, in_worker=True)
             found = str(exc) if isinstance(exc, ConfigError) else exc
             raise error(found) from exc
@@ -119,9 +121,16 @@ class LaneSource:
         iterator.read_until(part.place, cancelled, kept=kept)
         # With "stop", all ranks must know one chunk ahead that the lane goes on.
         iterator.read_until((part.place // chunk + 2) * chunk if rules.end == "stop" else end, cancelled)
-        if part.lane == part.place == 0 and rules.guarantee != "at-most-once" and not self._is_tested:
+        if part.lane == part.place == 0 and rules.guarantee not in ("at-most-once", *self._tested):
             self._test(rules, iterator, cancelled)
-        samples, digests = iterator.take(part.place, part.num_samples)
+        first = b""
+        if part.place == 0:
+            # One sample may be equal in two lanes by chance.
+            count = max(part.num_samples, _COMPARED_SAMPLES)
+            iterator.read_until(count, cancelled)
+            digests = iterator.digests(count)
+            first = blake2b(b"".join(digests), digest_size=16).digest() if len(set(digests)) > 1 else b""
+        samples = iterator.take(part.place, part.num_samples)
         end = min(end, iterator.read_place)
         snapshot = iterator.snapshot_until(end)
         report = PieceReport(
@@ -131,9 +140,7 @@ class LaneSource:
             chain=iterator.chain_at(end),
             snapshot=None if snapshot == piece.snapshot else snapshot,
             begun_at=begun_at,
-            first=blake2b(b"".join(digests), digest_size=16).digest()
-            if part.place == 0 and len(set(digests)) > 1
-            else b"",
+            first=first,
         )
         iterator.forget(end - kept)
         return samples, report
@@ -143,18 +150,27 @@ class LaneSource:
     ) -> tuple[LaneIterator, int | None]:
         """Return an iterator of a lane up to the place of a piece, and where it was begun if it was not there."""
         part, chunk = piece.part, rules.layout.chunk_samples
-        iterator = self._iterators.get(part.lane)
+        key = (origin.seed, origin.epoch, part.lane)
+        iterator = self._iterators.pop(key, None)
+        is_lost = rules.guarantee == "at-most-once"
         if iterator is not None and iterator.origin == origin:
-            if iterator.holds(part.place, part.num_samples):
-                return iterator, None
-            # Samples that were taken cannot come again. A pass that begins has a new iterator.
-            if rules.guarantee == "at-most-once" and part.place:
+            # With at-most-once, samples that were taken cannot come again, so the lane goes on. But a pass that begins
+            # has a new iterator.
+            is_held = iterator.holds(part.place, part.num_samples)
+            if is_held or (is_lost and part.place):
+                self._iterators[key] = iterator
+                if is_held:
+                    return iterator, None
                 iterator.go_on_at(part.place)
                 return iterator, part.place
         every = chunk * rules.snapshot_every if rules.guarantee == "exactly-once" else 0
-        begins_anew = rules.guarantee == "at-most-once" and part.place > _KEPT_CHUNKS * chunk
-        iterator = LaneIterator(origin, piece.snapshot, every=every, place=part.place if begins_anew else 0)
-        self._iterators[part.lane] = iterator
+        # A request near the beginning may have overtaken the first one, whose samples are kept for it.
+        goes_on = is_lost and part.place > _KEPT_CHUNKS * chunk
+        iterator = LaneIterator(origin, piece.snapshot, every=every, place=part.place if goes_on else 0)
+        self._iterators[key] = iterator
+        # The lanes of a training and of a validation may be open, or those of two passes.
+        while len(self._iterators) > 2 * rules.layout.num_lanes:
+            self._iterators.pop(next(iter(self._iterators)))
         begun_at = iterator.first_place
         if every and not iterator.has_state:
             raise ConfigError(
@@ -171,25 +187,25 @@ class LaneSource:
     def _test(self, rules: LaneRules, iterator: LaneIterator, cancelled: Callable[[], bool] | None) -> None:
         """Begin a lane a second time, and compare the samples.
 
-        With snapshots, begin it at the first one, and then a third time at one that was taken after this. In datasets
-        5.0, the state stayed at its place after it was loaded, so that the second resume began anew (datasets#8308).
+        With snapshots, begin it at the first one, and then at one that was taken after this. In datasets 5.0, the state
+        stayed at its place after it was loaded, so that the second resume began anew (datasets#8308).
 
         Raises:
             ConfigError: If they differ.
         """
-        chunk, place, snapshot = rules.layout.chunk_samples, 0, None
-        every = chunk * rules.snapshot_every if rules.guarantee == "exactly-once" else 0
-        if every:
-            place = every
-            iterator.read_until(2 * every + chunk, cancelled)
-            snapshot = iterator.snapshot_until(place)
-            if iterator.read_place <= place:
-                return  # the lane is too short
+        chunk, origin = rules.layout.chunk_samples, iterator.origin
+        place = 0
         try:
-            other = LaneIterator(iterator.origin, snapshot, every=every)
-            other.read_until(iterator.read_place, cancelled)
-            if every and iterator.read_place > 2 * every:
-                other = LaneIterator(iterator.origin, other.snapshot_until(2 * every), every=0)
+            if rules.guarantee == "exactly-once":
+                # Two resumes, each a chunk after the one before.
+                iterator = other = LaneIterator(origin, None, every=chunk)
+                iterator.read_until(3 * chunk, cancelled)
+                for place in (chunk, 2 * chunk):
+                    if iterator.read_place > place:
+                        other = LaneIterator(origin, other.snapshot_until(place), every=chunk)
+                        other.read_until(iterator.read_place, cancelled)
+            else:
+                other = LaneIterator(origin, None, every=0)
                 other.read_until(iterator.read_place, cancelled)
         except Cancelled:
             raise
@@ -198,12 +214,12 @@ class LaneSource:
                 f"lane 0 cannot go on after its state at sample {place} is loaded: {exception_line(error)}. "
                 f"{_OTHER_GUARANTEES}"
             ) from error
-        self._is_tested = True
+        self._tested.add(rules.guarantee)
         if other.chain_at(other.read_place) == iterator.chain_at(iterator.read_place):
             return
-        if snapshot is None:
+        if not place:
             raise ConfigError(_UNREPEATABLE.format(0, iterator.read_place))
         raise ConfigError(
-            f"lane 0 gives other samples after its state at sample {place} is loaded. The state does not hold all that "
+            f"lane 0 gives other samples after its state at sample {chunk} is loaded. The state does not hold all that "
             f"the samples depend on, such as the buffer of a shuffle. Leave the shuffle out. {_OTHER_GUARANTEES}"
         )

@@ -15,15 +15,16 @@ from hetero.errors import ConfigError
 __all__ = ["MAX_STATE_BYTES", "decode_state", "encode_state"]
 
 MAX_STATE_BYTES = 2**20
-"""Largest state of a lane, compressed. A request has states of few lanes, and may take
-`hetero.wire.limits.MAX_PARSED_BYTES`."""
-_MAX_UNPACKED_BYTES = 16 * MAX_STATE_BYTES
+"""Largest state of a lane, compressed."""
+MAX_STATES_BYTES = 64 * MAX_STATE_BYTES
+"""Largest size of the states of all lanes in the state of a loader."""
 
 
-def encode_state(state: object) -> bytes:
+def encode_state(state: object, *, max_bytes: int = MAX_STATE_BYTES) -> bytes:
     """Return a state as bytes. Equal states give equal bytes.
 
     Args:
+        max_bytes: Largest size of the result.
         state: None, bool, int, float, str, bytes, arrays, tensors, and lists, tuples and dicts of these.
 
     Raises:
@@ -36,20 +37,20 @@ def encode_state(state: object) -> bytes:
     # An integer of thousands of digits, a tensor of bfloat16, or a list that holds itself.
     except (ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"the state of the iterator cannot be saved: {error}") from error
-    if len(content) > MAX_STATE_BYTES:
-        raise ConfigError(f"the state of a lane takes {len(content)} bytes, at most {MAX_STATE_BYTES} are allowed")
+    if len(content) > max_bytes:
+        raise ConfigError(f"the state of a lane takes {len(content)} bytes, at most {max_bytes} are allowed")
     return content
 
 
-def decode_state(content: bytes) -> Any:
-    """Return the state that `encode_state` made these bytes of.
+def decode_state(content: bytes, *, max_bytes: int = 16 * MAX_STATE_BYTES) -> Any:
+    """Return the state that `encode_state` made these bytes of. Unpacked, it may take ``max_bytes``.
 
     Raises:
         ConfigError: If the bytes are damaged.
     """
     try:
         unpacker = zlib.decompressobj()
-        text = unpacker.decompress(content, _MAX_UNPACKED_BYTES)
+        text = unpacker.decompress(content, max_bytes)
         if not unpacker.eof:
             raise ValueError("it is cut off, or too long")
         return _restored(json.loads(text))

@@ -84,7 +84,7 @@ def _write_lengths(namespace: argparse.Namespace, paths: list[str], index: str, 
     from hetero.documents.text import counted
     from hetero.shards.lengths import write_lengths
 
-    output = f"{index.rpartition('/')[0]}/hetero-lengths.npy"
+    output = f"{index.rpartition('/')[0] or '.'}/hetero-lengths.npy"
     shown_s = [time.monotonic()]
 
     def show(number: int) -> None:

@@ -8,6 +8,7 @@ import logging
 import time
 
 from hetero.control.rank import session as control
+from hetero.errors import DatasetMismatchError
 from hetero.torch.order.ranks import RankStore
 
 __all__ = ["StoreExchange"]
@@ -21,19 +22,26 @@ class StoreExchange:
     _POLL_S = 0.002
     _SAY_S = 30.0
 
-    def __init__(self, store: RankStore, rank: int, world_size: int) -> None:
+    def __init__(self, store: RankStore, number: int, rank: int, world_size: int) -> None:
         self._store = store
+        self._prefix = f"{number}/"
+        """Begin of all keys. Another pass has another number, so it does not read old keys."""
         self._rank = rank
         self._world_size = world_size
         self._written: list[str] = []
 
     def agree(self, epoch: int, step: int, end: int | None) -> int | None:
         """Return the lowest end that a rank passes. Wait until all ranks have called this for the step."""
-        key = f"end/{epoch}/{step}"
+        key = f"{self._prefix}end/{epoch}/{step}"
         self._store.set(f"{key}/{self._rank}", json.dumps(end))
         begin_s = said_s = time.monotonic()
         keys = [f"{key}/{rank}" for rank in range(self._world_size)]
         while not self._store.check(keys):
+            if self._store.check([f"{self._prefix}failed"]):
+                raise DatasetMismatchError(
+                    f"a batch of rank {self._store.get(f'{self._prefix}failed')} has raised, so the ranks cannot end "
+                    "together\n  See the error of that rank."
+                )
             session = control.current()
             if session is not None:
                 session.check_wait(False)
@@ -55,17 +63,27 @@ class StoreExchange:
             self._store.delete(self._written.pop(0))
         return min(ends, default=None)
 
+    def fail(self, epoch: int) -> None:
+        """Let `agree` raise an error on all other ranks. Does not wait."""
+        with contextlib.suppress(RuntimeError):
+            self._store.set(f"{self._prefix}failed", str(self._rank))
+
     def first(self, epoch: int, lane: int, digest: str) -> int:
         """Return the first lane that was passed with this digest of its first samples. Does not wait."""
-        return int(self._store.set_if_missing(f"first/{epoch}/{digest}", str(lane)))
+        return int(self._store.set_if_missing(f"{self._prefix}first/{digest}", str(lane)))
 
-    def share(self, state: str) -> None:
+    def share(self, epoch: int, state: str) -> None:
         """Let other ranks read the snapshots of this rank. Does not wait."""
-        self._store.set(f"state/{self._rank}", state)
+        self._store.set(f"{self._prefix}state/{self._rank}", state)
 
-    def shared(self) -> list[str]:
+    def close(self) -> None:
+        """Delete what this rank has written. Call it when no rank reads it any more."""
+        for key in [*self._written, f"{self._prefix}state/{self._rank}"]:
+            self._store.delete(key)
+
+    def shared(self, epoch: int) -> list[str]:
         """Return what other ranks have shared. Does not wait."""
-        keys = [f"state/{rank}" for rank in range(self._world_size) if rank != self._rank]
+        keys = [f"{self._prefix}state/{rank}" for rank in range(self._world_size) if rank != self._rank]
         with contextlib.suppress(RuntimeError):
             return [self._store.get(key) for key in keys if self._store.check([key])]
         return []

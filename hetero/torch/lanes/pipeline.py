@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 
 from hetero.batches.build import BuiltDataset
 from hetero.errors import ConfigError
-from hetero.loaders.lanes import LaneBatches, LaneOptions, Lanes
-from hetero.loaders.pipeline import LoaderOptions
+from hetero.loaders.lanes import LaneBatches, LaneOptions, LanePasses
+from hetero.loaders.pipeline import LoaderOptions, is_remote
 from hetero.loaders.prefetching import Batches, EpochRequests
 from hetero.loaders.sampling import PlannedBatch
 from hetero.loaders.state import LoaderState, Start
@@ -51,7 +51,9 @@ class LanePipeline(Pipeline):
                 "  to do: give the canary --channel NAME=DIR with fewer shards, or {fraction} in the script's arguments"
             )
         self._options: LaneOptions = options.lanes
-        self.lanes = Lanes(options.lanes, name=self.name, extent=self.extent)
+        self.lanes = LanePasses(options.lanes, name=self.name, extent=self.extent)
+        self._exchanges: list[StoreExchange] = []
+        """Those of the latest two passes."""
         self._store = RankStore("lanes", *self.kind, options.batch_size)
 
     def dataset_samples(self) -> int:
@@ -80,7 +82,7 @@ class LanePipeline(Pipeline):
     def plan(self, start: Start, *, all_ranks: bool = False) -> Iterator[PlannedBatch]:
         """Yield the batches from ``start`` on."""
         shard = self.shard()
-        planned = self.lanes.plan(
+        planned = self.lanes.of(start.number).plan(
             start.batches,
             batch_size=self._batch_size,
             world_size=shard.world_size,
@@ -99,10 +101,32 @@ class LanePipeline(Pipeline):
                 return number, start, iter(())
             start = self.progress.skip_to_next_epoch()
         shard = self.shard()
-        self.lanes.exchange = self._exchange()
-        self.lanes.begin(epoch=start.number, step=start.batches, batch_size=self._batch_size, shard=shard)
+        self.lanes.begin(
+            epoch=start.number,
+            step=start.batches,
+            batch_size=self._batch_size,
+            shard=shard,
+            exchange=self._exchange(number),
+        )
+        self._check_workers(shard.world_size)
         self.extent.begin_pass(steps=None, num_done=0)
         return number, start, plan(start)
+
+    def _check_workers(self, world_size: int) -> None:
+        """Check that each lane stays with one of torch's workers, which take the batches in turn.
+
+        Raises:
+            ConfigError: If lanes move, and that would lose samples.
+        """
+        num_workers, num_lanes = self.workers.num_workers, self._options.num_lanes
+        if is_remote() or not num_workers or num_lanes is None or num_lanes // world_size % num_workers == 0:
+            return
+        advice = f"lanes={num_lanes} on {world_size} ranks is no multiple of num_workers={num_workers} on each"
+        if self._options.guarantee == "at-most-once":
+            raise ConfigError(f"{advice}\n  Lanes would move between workers, and each move loses samples.")
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning("loader %s: %s, so lanes move between workers, and are begun anew", self.name, advice)
 
     def state(self, num_trained: int | None = None) -> LoaderState:
         """Return the position of this loader, with snapshots of its lanes."""
@@ -113,7 +137,7 @@ class LanePipeline(Pipeline):
             again=position.earlier_passes,
             batches=position.batches,
             completed=position.completed,
-            lanes=self.lanes.state(position.batches * self._batch_size * self.shard().world_size),
+            lanes=self.lanes.state(position.number, position.batches * self._batch_size * self.shard().world_size),
         )
 
     def load_state(self, value: object) -> None:
@@ -128,7 +152,7 @@ class LanePipeline(Pipeline):
         for doubt in state.doubts(here):
             logger.warning("loader %s: the loaded state is of %s", self.name, doubt)
         self.progress.resume(state)
-        self.lanes.load(state.lanes)
+        self.lanes.load(Start(state.epoch, earlier_passes=state.again).number, state.lanes)
         self.consumed_elsewhere = False
 
     def facts(self) -> LoaderState:
@@ -163,13 +187,13 @@ class LanePipeline(Pipeline):
 
     def _open_source(self, requests: EpochRequests) -> Batches:
         """Return the batches of ``requests``, without their reports."""
-        return LaneBatches(super()._open_source(requests), self.lanes, requests)
+        return LaneBatches(super()._open_source(requests), self.lanes.of(requests.epochs[0].start.number), requests)
 
     @property
     def _batch_size(self) -> int:
         return self.options.batch_size or 1
 
-    def _exchange(self) -> StoreExchange | None:
+    def _exchange(self, number: int) -> StoreExchange | None:
         """Return the connection of the ranks. None for a single rank.
 
         Raises:
@@ -179,7 +203,12 @@ class LanePipeline(Pipeline):
         if shard.world_size == 1:
             return None
         if self.options.shard is None and self._store.is_open:
-            return StoreExchange(self._store, shard.rank, shard.world_size)
+            exchange = StoreExchange(self._store, number, shard.rank, shard.world_size)
+            # All ranks have left the pass before the last one, so nobody reads its keys.
+            for old in self._exchanges[:-1]:
+                old.close()
+            self._exchanges = [*self._exchanges[-1:], exchange]
+            return exchange
         if self._options.end == "stop":
             raise ConfigError(
                 'end="stop" needs a process group, so that all ranks end at the same step\n'
