@@ -50,7 +50,9 @@ class StoreExchange:
                 said_s = now_s
                 missing = [rank for rank in range(self._world_size) if not self._store.check([keys[rank]])]
                 logger.warning(
-                    "step %d waits for its batch on ranks %s, for %.0f s so far",
+                    "loader %s: step %d waits until rank %s has its batch, for %.0f s so far. If not all ranks iterate "
+                    'over this loader, pass it shard=(0, 1) or end="wrap"',
+                    self._store.loader,
                     step,
                     ", ".join(map(str, missing)),
                     now_s - begin_s,

@@ -51,11 +51,14 @@ class RankStore:
 
     Args:
         kind: The properties that loaders with the same batches have in common. Its texts must be equal on all ranks.
+            The second one is the loader's name.
     """
 
     def __init__(self, *kind: object) -> None:
         kind = (*kind, _line_of_script())
         _num_loaders[kind] += 1
+        self.loader = str(kind[1])
+        """Name of the loader, for messages."""
         self._prefix = f"hetero/{kind}/{_num_loaders[kind]}"
 
     @property
