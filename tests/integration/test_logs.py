@@ -47,7 +47,8 @@ def test_every_metric_definition_finds_its_figure_in_the_log_of_one_host(start_j
     assert found.keys() == {f"hetero:{name}" for name in METRIC_NAMES}
     report = job.report()
     steps = [loader["num_steps"] for rank in report["run"]["ranks"] for loader in rank["loaders"]]
-    assert found["hetero:steps"][-1] == min(steps)
+    # The last status of the other trainer host may come after the last line.
+    assert 0 < found["hetero:steps"][-1] <= min(steps)
     falls = [after < before for before, after in itertools.pairwise(found["hetero:steps"])]
     assert sum(falls) <= 1, "it falls at most once: when the second rank begins"
     assert found["hetero:endpoints"] == [1.0] * len(found["hetero:endpoints"])
