@@ -460,7 +460,7 @@ def _run_seeded(factory: Callable[[], Any], key: int) -> Any:
 
 
 def is_iterable(dataset: object) -> bool:
-    """Return whether an object can be iterated, and has no index."""
+    """Return whether an object can be iterated, and lacks an index."""
     kind = type(dataset)
     torch_data = imported("torch.utils.data")
     # torch's IterableDataset has a ``__getitem__``, which only raises.

@@ -104,7 +104,7 @@ def fetch(
         if on_samples is not None:
             on_samples()
         if isinstance(samples, LaneSamples):
-            # At the end of a lane there may be no sample to collate.
+            # At the end of a lane the batch may be empty.
             batch = _collate(built, collate, list(samples), request, host) if samples else None
             return samples, (batch, samples.report.to_array()), failed
         return samples, _collate(built, collate, samples, request, host), failed
@@ -185,7 +185,7 @@ class Description:
     sources: tuple[Source, ...] = ()
     """The parts of the data set that a plan may draw from, see `hetero.plans`."""
     is_iterable: bool = False
-    """Whether the data set has no index, see `hetero.batches.lanes`."""
+    """Whether the data set lacks an index, see `hetero.batches.lanes`."""
 
 
 def describe(built: BuiltDataset, *, host: str = "local") -> Description:

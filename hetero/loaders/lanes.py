@@ -159,7 +159,7 @@ class LanePasses:
         return self._passes[epoch]
 
     def state(self, epoch: int, position: int) -> dict[str, Any] | None:
-        """Return the lanes as plain values, with the snapshots of all ranks as far as they are known here.
+        """Return the lanes as plain values, with the snapshots that are known here.
 
         Args:
             epoch: Number of the pass.
@@ -291,7 +291,7 @@ class Lanes:
         """Log how a pass ended.
 
         Raises:
-            ConfigError: If it has no step at all.
+            ConfigError: If it was empty.
         """
         if self.options.end != "stop" or self.end_step is None:
             return
@@ -353,7 +353,7 @@ class Lanes:
         }
 
     def _note_end(self, part: LanePart, done: PieceReport, step: int) -> None:
-        """Record that a lane has no further samples."""
+        """Record the end of a lane."""
         if self.options.end == "rest" and done.num_samples < part.num_samples:
             self._dry.add(part.lane)
         if self.options.end == "stop":

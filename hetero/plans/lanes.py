@@ -1,4 +1,4 @@
-"""Which samples of which lane make batch k of a pass over an iterable that nobody can index.
+"""The order of a pass over an iterable: the samples of batch k, as places in lanes.
 
 A *lane* is one iterator over its part of the source. The samples of a pass are numbered. Chunk j is the samples
 [j C, (j + 1) C), where C is `LaneLayout.chunk_samples`. It comes from lane j mod L, and is the (j // L)-th chunk of

@@ -93,7 +93,7 @@ def _function_of(name: str) -> Callable[[Any], Any]:
     """Return the function that ``module:function`` names.
 
     Raises:
-        ConfigError: If there is none.
+        ConfigError: If it is missing.
     """
     module, _, attribute = name.partition(":")
     if not (module and attribute):

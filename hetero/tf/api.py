@@ -128,7 +128,7 @@ def from_dataset(
         guarantee: Only for an iterable, and needed there. It and the arguments below are as for
             ``hetero.torch.DataLoader``. With ``end="wrap"`` pass ``steps_per_epoch`` to `fit`.
         lanes: Number of iterators over an iterable, over all ranks. None: ``num_workers`` for each rank.
-        end: What happens if a lane has no more samples. ``"stop"`` is for one rank only.
+        end: What happens at the end of a lane. ``"stop"`` is for one rank only.
         chunk_samples: Samples of a lane that follow each other in the pass.
         allow_version_change: Whether a state of another version of the source's library may be loaded.
 

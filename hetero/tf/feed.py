@@ -241,7 +241,7 @@ class Feed(LoaderPipeline):
             self.passes.end(tf_pass)
 
     def _note_end(self, tf_pass: TensorFlowPass) -> None:
-        """Record that a pass has no further batch. A subclass may know this only now."""
+        """Record the end of a pass. A subclass may know it only now."""
 
     def _begin_reading(
         self, tf_pass: TensorFlowPass, order: BuiltInOrder, shard: Shard

@@ -63,7 +63,7 @@ class LaneFeed(Feed):
         return _INFINITE if self._options.end == "wrap" else _UNKNOWN
 
     def order(self) -> Any:
-        """Return the order of a pass, as far as `Feed` needs it."""
+        """Return what `Feed` needs of the order of a pass."""
         return _LaneOrder(self)
 
     def plan(self, epoch: int, shard: Shard, start: int) -> Iterator[PlannedBatch]:

@@ -37,7 +37,7 @@ def check_subject(subject: Any, guarantee: str | None) -> None:
     """Reject a data set that this loader cannot fetch from.
 
     Raises:
-        ConfigError: If the data set is iterable and there is no guarantee, or the other way round. If it is a factory
+        ConfigError: If the data set is iterable and a guarantee is missing, or the other way round. If it is a factory
             that was not called, or one of torch's wrappers around a factory's return value. Also if it is an object
             and the job has endpoints, because endpoints serve only registered data sets.
     """

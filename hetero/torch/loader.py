@@ -143,7 +143,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             docs/streams.md.
         lanes: Number of iterators over an iterable, over all ranks. It stays the same for a whole epoch. None: those of
             a loaded state, or ``num_workers`` for each rank, at least one.
-        end: What happens if a lane has no more samples. ``"stop"``: the pass ends on all ranks. ``"wrap"``: the lane
+        end: What happens at the end of a lane. ``"stop"``: the pass ends on all ranks. ``"wrap"``: the lane
             begins again, so the pass never ends. ``"rest"``: the other lanes go on, so ranks may end at different
             batches, for validation without collectives.
         chunk_samples: Samples of a lane that follow each other in the pass. None: that of a loaded state, or
@@ -468,7 +468,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def skip(self, batches: int) -> None:
         """Pass over the next batches, for example those after a checkpoint that led to a spike of the loss.
 
-        Call it on every rank before the loop, for example after `load_state_dict`. The ledger and the log say so.
+        Call it on every rank before the loop, for example after `load_state_dict`. The ledger and the log name them.
 
         Raises:
             ConfigError: If a pass is in progress, a user's sampler has a state, or ``batches`` is not at least 1.

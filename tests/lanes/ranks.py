@@ -1,4 +1,4 @@
-"""Ranks of a process group that load from lanes, each in a process of its own."""
+"""Ranks of a process group that load from lanes, each in another process."""
 
 from __future__ import annotations
 

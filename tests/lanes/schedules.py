@@ -4,7 +4,7 @@
 
 A schedule has 1 to 8 data hosts and 1 to 8 ranks. At random steps, hosts are lost, come back empty, leave or join, and
 the job goes on from its state with another number of ranks. Hosts answer in any order. Requests pass through the
-wire format. Each host is a data set of its own, in this process. The order must be that of one process.
+wire format. Each host is another data set in this process. The order must be that of one process.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def job(script: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve
 
 @pytest.fixture
 def join(job: ServedJob, monkeypatch: pytest.MonkeyPatch) -> Callable[[], ServedJob]:
-    """Return a function after whose call batches come from endpoints."""
+    """Return a function. After its call, batches come from endpoints."""
 
     def call() -> ServedJob:
         monkeypatch.setattr(control, "_session", job)
@@ -115,7 +115,7 @@ def disturbed(made: Any, steps: dict[int, Callable[[], None]]) -> list[Any]:
     batches = []
     for step, batch in enumerate(made):
         batches.append(batch)
-        time.sleep(0.002)  # so that endpoints come back while the pass goes on
+        time.sleep(0.002)  # endpoints come back while the pass goes on
         steps.get(step, lambda: None)()
     return batches
 

@@ -1,4 +1,4 @@
-"""`DataLoader.skip`: the next pass begins some batches later, and log and ledger say so."""
+"""`DataLoader.skip`: the next pass begins some batches later, and log and ledger name them."""
 
 from __future__ import annotations
 

@@ -224,7 +224,7 @@ class LaneIterator:
         """Return False, for the end of the lane.
 
         Raises:
-            ConfigError: If the lane has no samples at all.
+            ConfigError: If the lane is empty.
         """
         if not self.read_place:
             raise ConfigError(

@@ -21,7 +21,7 @@ __all__ = ["ENDS", "GUARANTEES", "End", "Guarantee", "LanePiece", "LaneReport", 
 Guarantee: TypeAlias = Literal["exactly-once", "replay", "at-most-once"]
 GUARANTEES: tuple[str, ...] = get_args(Guarantee)
 End: TypeAlias = Literal["stop", "wrap", "rest"]
-"""What happens if a lane has no more samples: all ranks stop, the lane begins again, or the other lanes go on."""
+"""What happens at the end of a lane: all ranks stop, the lane begins again, or the other lanes go on."""
 ENDS: tuple[str, ...] = get_args(End)
 
 
@@ -61,7 +61,7 @@ class PieceReport:
     snapshot: Snapshot | None
     """The last snapshot up to there. None if the request has it already."""
     begun_at: int | None
-    """Place at which the iterator was begun for this batch. None if it was there before."""
+    """Place where the iterator was begun for this batch. None if it was there before."""
     first: bytes
     """Digest of the lane's first samples, if the part begins at place 0. Empty if they are all equal."""
 
@@ -116,7 +116,7 @@ class LaneReport:
         """Return the report that `to_array` made these bytes of. Call `check` next.
 
         Raises:
-            ProtocolError: If the bytes are no report.
+            ProtocolError: If the bytes are not a report.
         """
         try:
             items = json.loads(np.asarray(content, np.uint8).tobytes())

@@ -188,7 +188,7 @@ class LaneSource:
         """Begin a lane a second time, and compare the samples.
 
         With snapshots, begin it at the first one, and then at one that was taken after this. In datasets 5.0, the state
-        stayed at its place after it was loaded, so that the second resume began anew (datasets#8308).
+        stayed at its place after it was loaded. So the second resume began anew (datasets#8308).
 
         Raises:
             ConfigError: If they differ.

@@ -54,13 +54,13 @@ def decode_state(content: bytes, *, max_bytes: int = 16 * MAX_STATE_BYTES) -> An
         if not unpacker.eof:
             raise ValueError("it is cut off, or too long")
         return _restored(json.loads(text))
-    # NumPy raises SyntaxError for some texts that are no dtype.
+    # NumPy raises SyntaxError for some texts that name none.
     except (ValueError, TypeError, LookupError, SyntaxError, RecursionError, zlib.error) as error:
         raise ConfigError(f"the state of a lane is damaged: {error}") from error
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of JSON. A list whose first item is a text stands for what JSON lacks."""
+    """Return a value of JSON. What JSON lacks becomes a list whose first item is a text."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, dict):

@@ -79,7 +79,7 @@ class StoreExchange:
         self._store.set(f"{self._prefix}state/{self._rank}", state)
 
     def close(self) -> None:
-        """Delete what this rank has written. Call it when no rank reads it any more."""
+        """Delete what this rank has written. Call it when other ranks have read it."""
         for key in [*self._written, f"{self._prefix}state/{self._rank}"]:
             self._store.delete(key)
 

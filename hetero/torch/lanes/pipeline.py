@@ -197,14 +197,14 @@ class LanePipeline(Pipeline):
         """Return the connection of the ranks. None for a single rank.
 
         Raises:
-            ConfigError: If the ranks must end together, and have no process group.
+            ConfigError: If the ranks must end together, and lack a process group.
         """
         shard = self.shard()
         if shard.world_size == 1:
             return None
         if self.options.shard is None and self._store.is_open:
             exchange = StoreExchange(self._store, number, shard.rank, shard.world_size)
-            # All ranks have left the pass before the last one, so nobody reads its keys.
+            # All ranks have left the pass before the last one, so its keys are not read again.
             for old in self._exchanges[:-1]:
                 old.close()
             self._exchanges = [*self._exchanges[-1:], exchange]
