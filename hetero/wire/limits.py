@@ -43,9 +43,11 @@ MAX_FETCH_BYTES = 16 * 2**20
 MAX_PARSED_BYTES = 2**20
 """Largest size of a request's keys, and of its helpers. After parsing, they take many times this size in memory."""
 MAX_LANES_BYTES = 8 * 2**20
-"""Largest size of a request's lanes. Nearly all of it are states, which take no more memory after parsing."""
+"""Largest size of a request's lanes. Nearly all of it are states, which take no more memory after parsing.
+Eight states of the largest size fit. No measurement chose it."""
 MAX_PIECES = 4096
-"""Largest number of pieces of lanes in a request. Each takes some 100 bytes more after parsing."""
+"""Largest number of pieces of lanes in a request. Each takes some 100 bytes more after parsing, so a request takes at
+most 0.4 MB more. No measurement chose it."""
 AT_ONCE_BYTES = 2 * 2**20
 """Largest batch that an endpoint's compute thread sends itself, and that the training loop may receive itself."""
 MAX_EXPECTED = 8

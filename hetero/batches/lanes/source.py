@@ -29,7 +29,8 @@ _KEPT_CHUNKS = 16
 """Chunks of a lane that are kept for requests that others have overtaken. Without them, a lane of 20,000 samples was
 begun anew 39 times, and with 8 twice on a busy machine (tests/lanes/test_served.py)."""
 _COMPARED_SAMPLES = 8
-"""First samples of a lane that are compared with those of other lanes, also with batches of one sample."""
+"""First samples of a lane that are compared with those of other lanes. One sample would be too few: lanes of a good
+source may begin with equal ones, as texts with the same first token do."""
 _OTHER_GUARANTEES = 'Or pass the loader guarantee="replay" or "at-most-once", see docs/streams.md'
 
 

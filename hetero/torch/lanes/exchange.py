@@ -9,18 +9,21 @@ import time
 
 from hetero.control.rank import session as control
 from hetero.errors import DatasetMismatchError
+from hetero.system.waits import LOG_INTERVAL_S
 from hetero.torch.order.ranks import RankStore
 
 __all__ = ["StoreExchange"]
 
 logger = logging.getLogger(__name__)
 
+_POLL_S = 0.002
+"""Seconds between two looks at the store. Each step of ``end="stop"`` waits for the slowest rank and then up to this
+long, so `hetero.system.waits.SHORT_POLL_S` would add up to 50 ms to a step. The store cannot wake this wait, because a
+rank that fails sets another key."""
+
 
 class StoreExchange:
     """See `hetero.loaders.lanes.RankExchange`."""
-
-    _POLL_S = 0.002
-    _SAY_S = 30.0
 
     def __init__(self, store: RankStore, number: int, rank: int, world_size: int) -> None:
         self._store = store
@@ -46,7 +49,7 @@ class StoreExchange:
             if session is not None:
                 session.check_wait(False)
             now_s = time.monotonic()
-            if now_s - said_s > self._SAY_S:
+            if now_s - said_s > LOG_INTERVAL_S:
                 said_s = now_s
                 missing = [rank for rank in range(self._world_size) if not self._store.check([keys[rank]])]
                 logger.warning(
@@ -57,7 +60,7 @@ class StoreExchange:
                     ", ".join(map(str, missing)),
                     now_s - begin_s,
                 )
-            time.sleep(self._POLL_S)
+            time.sleep(_POLL_S)
         ends = [end for key in keys if (end := json.loads(self._store.get(key))) is not None]
         # Each rank has read the keys of the step before, because it has passed one for this step.
         self._written.append(f"{key}/{self._rank}")
