@@ -228,10 +228,14 @@ class LoaderPipeline(LoaderTiming):
 
     def skip(self, batches: int) -> Start:
         """Let the next pass begin ``batches`` later. Return its start. See `Progress.skip`."""
-        start = self.progress.skip(batches)
+        start = self._begin_later(batches)
         self.prefetched.discard()
         logger.info("loader %s: the next pass begins %d batches later, at batch %d", self.name, batches, start.batches)
         return start
+
+    def _begin_later(self, batches: int) -> Start:
+        """Change the position for `skip`. Return the start of the next pass."""
+        return self.progress.skip(batches)
 
     def samples_by_source(self, work: Work) -> dict[str, int] | None:
         """Return how many samples of a batch are of each source of a `hetero.Mixture`. None without one."""

@@ -11,6 +11,7 @@ from hetero.batches.failures import with_user_type
 from hetero.control.rank import session as control
 from hetero.control.rank.stopping import StopError
 from hetero.errors import ConfigError, DatasetError
+from hetero.loaders import auditing
 from hetero.loaders.kept_batches import KeptBatches
 from hetero.metrics.steps import StepTimer
 from hetero.tf.elements import (
@@ -124,6 +125,22 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
             ConfigError: If the value is not a state, or if its seed, data set length, order or global batch differ.
         """
         self._feed.load_state(state_dict)
+
+    def skip_batches(self, batches: int) -> None:
+        """Pass over the next batches, for example those after a checkpoint that led to a spike of the loss.
+
+        Call it on every rank before the loop or `fit`, for example after `load_state_dict`. Only the next pass begins
+        later. The ledger and the log name the batches. `tf.data.Dataset.skip` would pass over batches in every pass.
+
+        Args:
+            batches: Batches of each rank, at least 1.
+
+        Raises:
+            ConfigError: If a pass is in progress, or its consumed batches are not reported, see `mark_taken`. Or if
+                ``batches`` is not at least 1, or the epoch has fewer batches.
+        """
+        start = self._feed.skip(batches)
+        auditing.note_skipped(self._feed, start.number, start.batches, batches)
 
     def callback(self, batches_per_step: int = 1) -> Any:
         """Return a Keras callback that reports which batches the training consumes. Put it first in ``callbacks=``.

@@ -10,12 +10,11 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from hetero.audit.ledger import BatchEntry
 from hetero.batches.fetch import Description
 from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest
@@ -134,7 +133,7 @@ class Feed(LoaderPipeline):
         with self.passes.hold():
             self.passes.check_is_reported()
             position = self.progress.position()
-        return dataclasses.replace(facts, epoch=position.epoch, batches=position.batches)
+        return dataclasses.replace(facts, epoch=position.epoch, batches=position.batches, completed=position.completed)
 
     def load_state(self, value: object) -> None:
         """Start the next pass at the position of a saved state.
@@ -148,6 +147,15 @@ class Feed(LoaderPipeline):
             self.progress.resume(state)
             self.passes.forget()
         self.prefetched.discard()
+
+    def _begin_later(self, batches: int) -> Start:
+        """Change the position for `skip`. See `state` and `Progress.skip` for the errors."""
+        with self.passes.hold():
+            self.passes.check_is_reported()
+            start = self.progress.skip(batches)
+            self.passes.forget()
+        start.check_within(self.num_global_batches(start))
+        return start
 
     def probe(self) -> list[tuple[int, Any]]:
         """Return two batches of different sizes, each with its number of indices. The batches belong to no epoch.
@@ -214,11 +222,11 @@ class Feed(LoaderPipeline):
                 assert request is not None
                 requests.passed()
                 is_last = requests.is_pass_over()
-                entry = auditing.entry_of(self, request, batch)
+                record = auditing.record_of(self, request, batch)
                 element = self.convert(batch)
                 size = request.work.num_samples if self.size_of is None else self.size_of(element)
                 is_repeated = isinstance(reader, ProfiledBatches) and reader.is_repeated
-                self._note_produced(tf_pass, size, entry, is_repeated)
+                self._note_produced(tf_pass, size, record, is_repeated)
                 # Keep the reader for the next pass now, because TensorFlow may never ask for another batch, as with
                 # take(). The local name is cleared, because `except` must not close a reader that is kept.
                 if is_last:
@@ -275,10 +283,10 @@ class Feed(LoaderPipeline):
         """Return the request for a planned batch, which is to be delivered as the data set has made it."""
         return dataclasses.replace(super().request(planned, epoch, is_prefetch=is_prefetch), as_is=True)
 
-    def _note_produced(self, tf_pass: TensorFlowPass, size: int, entry: BatchEntry | None, is_repeated: bool) -> None:
+    def _note_produced(self, tf_pass: TensorFlowPass, size: int, record: auditing.Record, is_repeated: bool) -> None:
         """Record a batch as produced. `ProducedBatch` describes the arguments. End the wait of a step of fit."""
         with self.passes.hold():
-            tf_pass.produce(size, entry, is_repeated=is_repeated)
+            tf_pass.produce(size, record, is_repeated=is_repeated)
             step = self._waiting_step(tf_pass)
             if step is not None:
                 # A step of fit waits inside TensorFlow, so only TensorFlow's thread knows when the wait ends.
@@ -407,7 +415,8 @@ class Feed(LoaderPipeline):
                 num_steps = -(-len(batches) // self.batches_per_step)
                 self._note_delivery(batches, knows_wait=is_awaited or len(batches) == 1)
                 self.timer.end_wait(sum(batch.size for batch in batches), waited_s=waited_s, num_steps=num_steps)
-        self._add_to_ledger(batches)
+        for batch in batches:
+            auditing.add(self, batch.record)
 
     def consume_from(self, tf_pass: TensorFlowPass) -> None:
         """Record the next batch of a pass as consumed. The wait that `await_batch` began ends here."""
@@ -416,8 +425,8 @@ class Feed(LoaderPipeline):
             self._note_delivery([batch], knows_wait=True)
             self.timer.end_wait(batch.size)
             self._step = None
-        # Add the ledger's entry outside the lock, because this writes to a file.
-        self._add_to_ledger([batch])
+        # Record the batch outside the lock, because this writes to a file.
+        auditing.add(self, batch.record)
 
     def _note_delivery(self, batches: list[ProducedBatch], *, knows_wait: bool) -> None:
         """Report to the profiler the steps that end with the delivery of these batches.
@@ -437,11 +446,6 @@ class Feed(LoaderPipeline):
             is_first=batches[0].is_first, has_fetched=has_fetched or self._had_fetched, knows_wait=knows_wait
         )
         self._had_fetched = has_fetched
-
-    def _add_to_ledger(self, batches: Iterable[ProducedBatch]) -> None:
-        for batch in batches:
-            if batch.entry is not None:
-                auditing.add(self, batch.entry)
 
     def announce_reports(self) -> None:
         """Record that the script will report consumed batches, for the passes that begin from now on."""

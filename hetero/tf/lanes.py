@@ -55,8 +55,6 @@ class LaneFeed(Feed):
                 '  Pass end="wrap" and steps_per_epoch to fit, or end="rest".'
             )
         self.lanes = LanePasses(options.lanes, name=self.name, extent=self.extent)
-        self._ended_at: tuple[int, int] | None = None
-        """Epoch of the latest pass that has ended, and its batches."""
 
     def num_batches(self) -> int:
         """Return TensorFlow's number for an infinite or an unknown cardinality."""
@@ -113,8 +111,7 @@ class LaneFeed(Feed):
         """Return the position after the last consumed batch, with snapshots of the lanes."""
         state = super().state()
         samples = state.batches * self._batch_size * self.shard().world_size
-        is_completed = (state.epoch, state.batches) == self._ended_at
-        return dataclasses.replace(state, completed=is_completed, lanes=self.lanes.state(state.epoch, samples))
+        return dataclasses.replace(state, lanes=self.lanes.state(state.epoch, samples))
 
     def load_state(self, value: object) -> None:
         """Start the next pass at the position of a saved state.
@@ -157,7 +154,6 @@ class LaneFeed(Feed):
         with self.passes.hold():
             tf_pass.num_batches = tf_pass.num_produced
             tf_pass.num_global_batches = tf_pass.start.batches + tf_pass.num_produced
-            self._ended_at = (tf_pass.start.epoch, tf_pass.num_global_batches)
 
     @property
     def _batch_size(self) -> int:

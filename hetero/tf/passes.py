@@ -23,8 +23,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hetero.audit.ledger import BatchEntry
 from hetero.errors import ConfigError
+from hetero.loaders.auditing import Record
 from hetero.loaders.sampling import BuiltInOrder, Shard
 from hetero.loaders.state import Progress, Start
 
@@ -99,8 +99,8 @@ class ProducedBatch(NamedTuple):
 
     size: int
     """Number of samples."""
-    entry: BatchEntry | None
-    """Entry to add to the ledger when the batch is consumed. None without a ledger."""
+    record: Record
+    """What to record when the batch is consumed."""
     is_first: bool = False
     """Whether the batch is the first of its pass."""
     is_repeated: bool = False
@@ -156,11 +156,11 @@ class TensorFlowPass:
         """Whether a batch was produced and not yet consumed."""
         return self.num_consumed < self.num_produced
 
-    def produce(self, size: int, entry: BatchEntry | None, *, is_repeated: bool = False) -> None:
+    def produce(self, size: int, record: Record, *, is_repeated: bool = False) -> None:
         """Record that TensorFlow receives a batch. `ProducedBatch` describes the arguments."""
         is_first = not self.num_produced
         self.num_produced += 1
-        self._unconsumed.append(ProducedBatch(size, entry, is_first, is_repeated))
+        self._unconsumed.append(ProducedBatch(size, record, is_first, is_repeated))
 
     def consume(self) -> ProducedBatch:
         """Record that the next batch was consumed, and return the batch.
@@ -172,7 +172,7 @@ class TensorFlowPass:
         # ``previous`` is needed only if this pass becomes void, which means that it ends without a consumed batch. Drop
         # it, because each pass would otherwise keep all passes before it in memory.
         self.previous = None
-        return self._unconsumed.popleft() if self._unconsumed else ProducedBatch(0, None)
+        return self._unconsumed.popleft() if self._unconsumed else ProducedBatch(0, Record())
 
     def forget_batches(self) -> None:
         """Remove the records of batches that are not yet consumed, and the passes before this one, to limit memory."""
@@ -419,8 +419,9 @@ class PassLog:
             if ended.has_rest and ended is self._latest:
                 self._dropped = ended
             self._close(ended, Stage.VOID)
-        elif ended.is_open and not ended.num_batches:
+        elif ended.is_open and ended.num_consumed >= ended.num_batches:
             # This rank had no batches to consume in the pass, but other ranks may have had some. So the epoch is over.
+            # Or the end of an iterable became known after its last batch was consumed.
             self._advance(ended)
         elif ended.is_open:
             self._close(ended, Stage.CLOSED)
@@ -434,6 +435,8 @@ class PassLog:
         # after the epoch, so a rank that has consumed its last batch counts all global batches.
         batches = tf_pass.num_global_batches if is_consumed else tf_pass.start.batches + tf_pass.num_consumed
         self._progress.advance(tf_pass.number, batches=batches)
+        if is_consumed:
+            self._progress.complete(tf_pass.number)
         # A pass that ended early, as with ``take(3)``, closes when the script has reported all its produced batches.
         if is_consumed or (tf_pass.stage is Stage.ENDED and not tf_pass.has_rest):
             self._close(tf_pass, Stage.CLOSED)

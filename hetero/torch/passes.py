@@ -87,10 +87,7 @@ class _Feed:
 
     def delivered(self, request: BatchRequest, batch: Any) -> int:
         """Record in the ledger and in the position that a batch is delivered. Return the number of its samples."""
-        by_source = self.pipeline.samples_by_source(request.work)
-        if by_source is not None:
-            self.pipeline.extent.by_source.update(by_source)
-        auditing.enter(self.pipeline, request, batch, by_source)
+        auditing.enter(self.pipeline, request, batch)
         self._passed()
         return request.work.num_samples
 

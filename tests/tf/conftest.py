@@ -57,6 +57,10 @@ SCRIPT = """
     @hetero.dataset(collate_fn=collate)
     def tf_test_drawn(num_samples=23, kind="plain"):
         return Drawn(num_samples, kind)
+
+    @hetero.dataset(collate_fn=collate)
+    def tf_test_sources():
+        return hetero.Sources(a=Drawn(30, "plain"), b=Drawn(10, "plain"))
 """
 
 

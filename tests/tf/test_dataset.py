@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import threading
 import time
 import types
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,8 @@ from tests.support.tf import expected
 tf = pytest.importorskip("tensorflow", reason="needs TensorFlow: pip install 'tensorflow>=2.16'")
 
 import hetero.tf  # noqa: E402
+from hetero.audit.ledger import DIRECTORY_VARIABLE, close_current  # noqa: E402
+from hetero.audit.reading import read_ledger  # noqa: E402
 from hetero.control.rank.stopping import StopError  # noqa: E402
 from hetero.errors import ConfigError, DatasetError  # noqa: E402
 from hetero.tf.dataset import FedDataset  # noqa: E402
@@ -189,6 +193,29 @@ def test_two_iterators_do_not_disturb_each_other(script: Any, job: Any) -> None:
     pairs = [(plain(next(first)), plain(next(second))) for _ in range(3)]
     assert pairs == list(zip(epoch_of(script, 0)[:3], epoch_of(script, 1)[:3], strict=True))
     assert (data.state_dict()["epoch"], data.state_dict()["batches"]) == (1, 3)
+
+
+def test_sources_of_consumed_batches_and_skipped_batches_are_reported(
+    script: Any, job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    close_current()
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
+    mixture = hetero.Mixture({"a": 0.75, "b": 0.25})
+    data = hetero.tf.from_dataset(script.tf_test_sources(), batch_size=4, shuffle=mixture, seed=11)
+    with caplog.at_level(logging.INFO):
+        data.skip_batches(4)
+    # TensorFlow makes all batches ahead, and the loop takes three.
+    for _, _batch in zip(range(3), data.measure(data.prefetch(6)), strict=False):
+        pass
+    close_current()
+    monkeypatch.delenv(DIRECTORY_VARIABLE)
+    assert "the next pass begins 4 batches later, at batch 4" in caplog.text
+    record = read_ledger(tmp_path / "ledger-rank-0.jsonl")
+    assert record.notes == ["the script skipped 4 batches of loader tf_test_sources before position 4 of epoch 0"]
+    assert record.entries["position"].tolist() == [4, 5, 6]
+    assert (tmp_path / "ledger-rank-0.jsonl").read_text().count('"sources":{"a":3,"b":1}') == 3
+    counts = {source.name: source.num_samples for source in data.step_timer.summary().by_source}
+    assert counts == {"a": 9, "b": 3}
 
 
 def test_torchs_loader_loads_the_state(script: Any, job: Any) -> None:

@@ -442,3 +442,33 @@ def test_two_batches_to_look_at_differ_in_size_and_are_no_pass() -> None:
     assert list(feed.produce()) == epochs(0, 0, batch_size=4)
     with pytest.raises(ConfigError, match="has no samples"):
         PlainFeed(num_samples=0).probe()
+
+
+def test_skip_begins_the_next_pass_later(caplog: pytest.LogCaptureFixture) -> None:
+    trained = PlainFeed()
+    train(trained, trained.produce(), 1)
+    feed = PlainFeed()
+    feed.load_state(trained.state().to_dict())
+    with caplog.at_level("INFO"):
+        feed.skip(2)
+    assert "the next pass begins 2 batches later, at batch 3" in caplog.text
+    assert feed.place() == (0, 3)
+    # What Keras takes to build a model changes nothing.
+    next(feed.produce())
+    assert train(feed, feed.produce(), 2) == epochs(0, 0)[3:]
+    # The next epoch is whole, unless batches of it are skipped too.
+    feed.skip(1)
+    assert train(feed, feed.produce(), 4) == epochs(1, 1)[1:]
+    assert train(feed, feed.produce(), 1) == epochs(2, 2)[:1]
+    with pytest.raises(ConfigError, match="within a pass"):
+        feed.skip(1)
+    feed.set_epoch(5)
+    with pytest.raises(ConfigError, match="after batch 6 of epoch 5, an epoch has 5"):
+        feed.skip(6)
+
+
+def test_skip_needs_reports() -> None:
+    feed = PlainFeed()
+    list(feed.produce())
+    with pytest.raises(ConfigError, match="does not report which batches"):
+        feed.skip(1)

@@ -93,6 +93,12 @@ def test_state_resumes_within_an_epoch_and_after_it(make: Any) -> None:
     assert got + elements(resumed) == expected
     ended = resumed.state_dict()
     assert (ended["epoch"], ended["batches"], ended["completed"]) == (0, 20, True)
+    skipping = make()
+    skipping.load_state_dict(state)
+    skipping.skip_batches(4)
+    assert elements(skipping) == expected[11:]
+    skipping.skip_batches(19)
+    assert [len(elements(skipping)), skipping.state_dict()["epoch"]] == [1, 1]
     following = make()
     following.load_state_dict(ended)
     assert len(elements(following)) == 20

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from hetero.errors import ConfigError
+from hetero.loaders.auditing import Record
 from hetero.loaders.sampling import BuiltInOrder, Shard
 from hetero.loaders.state import Progress
 from hetero.tf.passes import Claim, PassLog, Reporting, Stage, TensorFlowPass
@@ -32,7 +33,7 @@ class Trial:
 
     def produce(self, tf_pass: TensorFlowPass, num_batches: int) -> None:
         for _ in range(num_batches):
-            tf_pass.produce(2, None)
+            tf_pass.produce(2, Record())
 
     def claimed(self, num_produced: int) -> TensorFlowPass:
         claim = Claim()
