@@ -196,15 +196,15 @@ class Start:
         return self.completed and self.batches > 0 and self.sampler is None and self.world_size is not None
 
     def check_within(self, num_batches: int) -> None:
-        """Reject a loaded position past the end of its epoch.
+        """Reject a loaded or skipped position past the end of its epoch.
 
         Raises:
-            ConfigError: If the epoch has fewer batches than were delivered.
+            ConfigError: If the epoch has fewer batches than were delivered and skipped.
         """
         if self.batches > num_batches:
             raise ConfigError(
-                f"the loaded state is after batch {self.batches} of epoch {self.epoch}, an epoch has {num_batches}\n"
-                "  It belongs to another loader, or drop_last has changed."
+                f"the next pass begins after batch {self.batches} of epoch {self.epoch}, an epoch has {num_batches}\n"
+                "  Skip fewer batches, or load the state of a loader with the same data and drop_last=."
             )
 
     def following(self) -> Start:

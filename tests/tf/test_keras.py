@@ -121,6 +121,17 @@ def test_fit_of_a_resumed_pass_without_steps_per_epoch_goes_on_with_whole_epochs
     assert place(data) == (2, NUM_BATCHES)
 
 
+def test_fit_passes_over_skipped_batches_once(script: Any, job: Any) -> None:
+    data, model = make(script), compiled(Recorder())
+    model.fit(data, epochs=1, verbose=0, shuffle=False, callbacks=[data.callback()])
+    data.skip_batches(2)
+    model.fit(data.repeat(), steps_per_epoch=4, verbose=0, shuffle=False, callbacks=[data.callback()])
+    assert model.seen == indices(0, 0) + indices(1, 2)[2:6]
+    assert place(data) == (2, 1)
+    with pytest.raises(ConfigError, match="within a pass"):
+        data.skip_batches(1)
+
+
 def test_fit_whose_steps_take_two_batches_counts_both(script: Any, job: Any) -> None:
     data, model = make(script, drop_last=True), compiled(Recorder())
     pairs = data.map(lambda batch: batch["index"]).batch(2).map(lambda pair: {"index": tf.reshape(pair, [10])})

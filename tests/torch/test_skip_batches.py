@@ -90,3 +90,15 @@ def test_skip_and_sources_are_in_log_and_ledger(
     assert record.notes == ["the script skipped 2 batches of loader Sources before position 2 of epoch 0"]
     counts = {source.name: source.num_samples for source in loader.step_timer.summary().by_source}
     assert counts == {"a": sum(number < 100 for number in found), "b": sum(number >= 100 for number in found)}
+
+
+def test_sources_of_batches_that_a_tools_loader_delivers_are_counted() -> None:
+    sources = Sources(a=list(range(60)), b=list(range(100, 120)))
+    loader: Any = DataLoader(sources, batch_size=8, shuffle=Mixture({"a": 0.75, "b": 0.25}))  # type: ignore[arg-type]
+    seen = vars(loader)
+    rebuilt: Any = torch.utils.data.DataLoader(
+        seen["dataset"], batch_sampler=seen["batch_sampler"], collate_fn=seen["collate_fn"]
+    )
+    assert len(list(rebuilt)) == 10
+    counts = {source.name: source.num_samples for source in loader.step_timer.summary().by_source}
+    assert counts == {"a": 60, "b": 20}
