@@ -463,8 +463,8 @@ def is_iterable(dataset: object) -> bool:
     """Return whether an object can be iterated, and lacks an index."""
     kind = type(dataset)
     torch_data = imported("torch.utils.data")
-    # torch's IterableDataset has a ``__getitem__``, which only raises.
-    if torch_data is not None and isinstance(dataset, torch_data.IterableDataset):
+    # torch's IterableDataset has a ``__getitem__``, which only raises. Only the parts of a divided source are iterated.
+    if hasattr(kind, "hetero_split") or (torch_data is not None and isinstance(dataset, torch_data.IterableDataset)):
         return True
     # An iterator could be read only once, and not in lanes.
     has_index = hasattr(kind, "__getitem__") or hasattr(kind, "__getitems__")

@@ -79,6 +79,14 @@ def test_source_with_methods_of_its_own_is_divided_and_begun_by_them() -> None:
     assert Recorded.calls == [(0, NUM_LANES), BATCH]
 
 
+def test_source_whose_parts_are_iterated_needs_no_iter() -> None:
+    class Divided:
+        def hetero_split(self, lane: int, num_lanes: int) -> Positioned:
+            return Positioned(NUM_SAMPLES, lane, num_lanes)
+
+    assert sorted(numbers(loader(Divided(), end="rest"))) == list(range(NUM_SAMPLES))
+
+
 def test_source_that_cannot_be_copied_is_refused() -> None:
     class Locked(Numbers):
         def __deepcopy__(self, _: object) -> Locked:

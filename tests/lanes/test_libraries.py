@@ -1,13 +1,16 @@
-"""Iterables of Hugging Face datasets and WebDataset: each one keeps its guarantee, or is refused with the reason."""
+"""Iterables of Hugging Face, WebDataset and Energon: each one keeps its guarantee, or is refused with the reason."""
 
 from __future__ import annotations
 
 import io
 import itertools
 import json
+import pickle
 import random
+import subprocess
+import sys
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +92,45 @@ def unseeded_archives(folder: Path) -> Any:
     return archives(folder).shuffle(100).decode()
 
 
+class EnergonLane:
+    """The part of a lane as docs/streams.md shows it. It yields the rows as the other libraries do."""
+
+    def __init__(self, rows: Any) -> None:
+        energon = pytest.importorskip("megatron.energon")
+        self.loader = energon.get_savable_loader(rows, gc_collect_every_n_steps=0, watchdog_timeout_seconds=None)
+        self.loader.pin_memory = False
+
+    def __iter__(self) -> Iterator[Any]:
+        return (sample.text for sample in self.loader)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"energon": pickle.dumps(self.loader.save_state_rank())}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.loader.restore_state_rank(pickle.loads(state["energon"]))
+
+
+class Energon:
+    def __init__(self, path: Path, repeat: bool) -> None:
+        self.path, self.repeat = path, repeat
+
+    def hetero_split(self, lane: int, num_lanes: int) -> EnergonLane:
+        energon = pytest.importorskip("megatron.energon")
+        seed = random.getrandbits(32)
+        config = energon.WorkerConfig(rank=lane, world_size=num_lanes, num_workers=0, seed_offset=seed)
+        sizes = {"batch_size": None, "shuffle_buffer_size": 50, "max_samples_per_sequence": 20}
+        return EnergonLane(energon.get_train_dataset(self.path, worker_config=config, repeat=self.repeat, **sizes))
+
+
+def energon(folder: Path, repeat: bool = False) -> Energon:
+    pytest.importorskip("megatron.energon")
+    if not (folder / ".nv-meta").exists():
+        words = ["--non-interactive", "--split-parts", "train:.*", "--sample-type", "TextSample", "--num-workers", "1"]
+        command = [Path(sys.executable).with_name("energon"), "prepare", *words, "--field-map", '{"text": "json"}']
+        subprocess.run([*command, folder], check=True, stdin=subprocess.DEVNULL)
+    return Energon(folder, repeat)
+
+
 def loader(source: Any, guarantee: str, **options: Any) -> Any:
     return DataLoader(
         source, guarantee=guarantee, **{"batch_size": 10, "lanes": 4, "end": "rest", "collate_fn": list, **options}
@@ -107,6 +149,7 @@ KEPT: list[tuple[str, Make]] = [
     ("replay", shuffled),
     ("replay", plain_archives),
     ("replay", shuffled_archives),
+    ("replay", energon),
 ]
 
 
@@ -133,7 +176,30 @@ def test_pass_resumes_twice(guarantee: str, make: Make, end: str, folder: Path) 
     assert found == expected
 
 
-@pytest.mark.parametrize("make", [shuffled, shuffled_archives])
+def test_energon_resumes_from_its_states_in_any_round(folder: Path) -> None:
+    expected = ids(itertools.islice(loader(energon(folder, repeat=True), "exactly-once", end="wrap"), 200))
+    found: list[list[int]] = []
+    state = None
+    for num_batches, num_workers in ((15, 0), (62, 2), (123, 0)):  # 80 batches are a round
+        made = loader(energon(folder, repeat=True), "exactly-once", end="wrap", num_workers=num_workers)
+        if state is not None:
+            made.load_state_dict(json.loads(state))
+        found += ids(itertools.islice(made, num_batches))
+        state = json.dumps(made.state_dict())
+    assert found == expected
+
+
+def test_energon_state_that_repeats_samples_is_refused(folder: Path) -> None:
+    # With repeat=False, its state begins the data anew while the buffer of the shuffle becomes empty.
+    made = loader(energon(folder), "exactly-once")
+    list(itertools.islice(made, 78))
+    resumed = loader(energon(folder), "exactly-once")
+    resumed.load_state_dict(made.state_dict())
+    with pytest.raises(HeteroError, match="gave other samples before sample"):
+        list(resumed)
+
+
+@pytest.mark.parametrize("make", [shuffled, shuffled_archives, energon])
 def test_epochs_have_other_orders(make: Make, folder: Path) -> None:
     made = loader(make(folder), "replay")
     first, second = ids(made), ids(made)
