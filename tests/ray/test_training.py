@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hetero.ray import DataService
+from hetero.torch import DataLoader
 from tests.support.ray.harness import Training, alone, batches_in
 
 
@@ -20,3 +21,25 @@ def test_restarted_run_gets_the_remaining_batches(
         found = batches_in(training.folder, rank)
         assert found[-50:] == whole[20:]
         assert found[:-50] == whole[: len(found) - 50]
+
+
+def test_restarted_run_of_an_iterable_gets_the_remaining_batches(
+    service: DataService, train: Callable[..., Training]
+) -> None:
+    import ray_chain
+
+    # A lane has 116 or 115 samples, so the ranks leave some out after 28 steps of an epoch.
+    config = {"num_samples": 461, "epochs": 2, "step_s": 0.01, "save_every": 20, "fail_at": 30, "lanes": 4}
+    training = train(service, config, max_failures=1)
+    training.wait_ok()
+    loader = DataLoader(
+        ray_chain.iterated(461), batch_size=16, seed=17, guarantee="exactly-once", lanes=4, chunk_samples=8
+    )
+    batches = [batch for _ in range(2) for batch in loader]
+    for rank in range(2):
+        own = slice(8 * rank, 8 * rank + 8)
+        whole = [ray_chain.line_of({name: values[own] for name, values in batch.items()}) for batch in batches]
+        found = batches_in(training.folder, rank)
+        remaining = len(whole) - 20
+        assert found[-remaining:] == whole[20:]
+        assert found[:-remaining] == whole[: len(found) - remaining]

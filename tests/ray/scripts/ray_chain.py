@@ -13,7 +13,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +47,32 @@ def augmented(num_samples: int, sleep_s: float = 0.0) -> Augmented:
     return Augmented(num_samples, sleep_s)
 
 
+class Part:
+    """Every n-th sample, without an index."""
+
+    def __init__(self, samples: Augmented, first: int = 0, stride: int = 1) -> None:
+        self.samples, self.first, self.stride = samples, first, stride
+
+    def hetero_split(self, lane: int, num_lanes: int) -> Part:
+        return Part(self.samples, lane, num_lanes)
+
+    def hetero_iterate(self, position: int) -> Iterator[dict[str, np.ndarray]]:
+        numbers = range(self.first, len(self.samples), self.stride)
+        return (self.samples[number] for number in numbers[position:])
+
+
+@hetero.dataset(collate_fn=hetero.collate_arrays)
+def iterated(num_samples: int, sleep_s: float = 0.0) -> Part:
+    """Return the iterable."""
+    return Part(Augmented(num_samples, sleep_s))
+
+
+def line_of(batch: dict[str, Any]) -> str:
+    """Return the SHA-256 of a batch."""
+    content = repr(batch["index"].tolist()).encode() + batch["image"].tobytes()
+    return hashlib.sha256(content).hexdigest()
+
+
 def chain(
     config: dict[str, Any],
     *,
@@ -68,8 +94,12 @@ def chain(
     """
     from hetero.torch import DataLoader
 
-    spec = augmented(config["num_samples"], config.get("sleep_s", 0.0))
-    loader = DataLoader(spec, batch_size=8, shuffle=True, seed=17, shard=(rank, world_size))
+    arguments = (config["num_samples"], config.get("sleep_s", 0.0))
+    if "lanes" in config:
+        spec, options = iterated(*arguments), {"lanes": config["lanes"], "guarantee": "exactly-once"}
+    else:
+        spec, options = augmented(*arguments), {"shuffle": True, "shard": (rank, world_size)}
+    loader = DataLoader(spec, batch_size=8, seed=17, **options)
     if state is not None:
         loader.load_state_dict(state)
     folder = Path(config["folder"])
@@ -79,9 +109,8 @@ def chain(
         for batch in prepare(loader):
             wait_s = time.monotonic() - asked_s if step else 0.0  # the first batch waits until endpoints have started
             step += 1
-            content = repr(batch["index"].tolist()).encode() + batch["image"].tobytes()
             with (folder / f"batches-{rank}").open("a") as file:
-                file.write(f"{hashlib.sha256(content).hexdigest()} {wait_s}\n")
+                file.write(f"{line_of(batch)} {wait_s}\n")
             if report is not None:
                 report(loader, step)
             if (folder / "fail").exists():
