@@ -98,7 +98,10 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> object:
         """Import a public name from its module the first time it is used."""
         if name not in __all__:
-            raise AttributeError(f"module 'hetero' has no attribute {name!r}; it has {', '.join(__all__)}")
+            raise AttributeError(
+                f"module 'hetero' has no attribute {name!r}; it has {', '.join(__all__)}. "
+                "Its modules need an import, such as import hetero.torch"
+            )
         home = importlib.import_module(_HOMES.get(name, "hetero.errors"))  # allowed: a name of ours
         value = getattr(home, name)
         globals()[name] = value

@@ -64,6 +64,18 @@ class TokenBudget:
         self.drop_last = drop_last
         self._shard = shard
 
+    def check_fits(self, num_samples: int) -> None:
+        """Check that there is a length for each sample of a data set.
+
+        Raises:
+            ConfigError: If not. With too few lengths, the last samples would be left out.
+        """
+        if len(self._lengths) != num_samples:
+            raise ConfigError(
+                f"the TokenBudget has {len(self._lengths)} lengths, and the data set has {num_samples} samples\n"
+                "  Pass the length of each sample. If files have changed, run hetero index --lengths again."
+            )
+
     def __len__(self) -> int:
         """Return the number of steps of the next pass. It plans that pass, and may differ a little between passes."""
         return sum(1 for _ in self._steps(*self._orders()))

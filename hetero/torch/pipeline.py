@@ -22,6 +22,7 @@ from hetero.loaders.pipeline import LoaderOptions, LoaderPipeline, is_remote, sh
 from hetero.loaders.prefetching import Batches, EpochRequests, Prefetched
 from hetero.loaders.sampling import PlannedBatch, Shard
 from hetero.loaders.state import LoaderState, Start
+from hetero.plans.token_budgets import TokenBudget
 from hetero.spec import DatasetSpec
 from hetero.torch.kept_batches import KeptBatches
 from hetero.torch.local import LocalBatches, LocalFetcher, WorkerOptions, builds_here
@@ -159,11 +160,7 @@ class Pipeline(LoaderPipeline):
             self.sampler_order.set_epoch(self.progress.next_start().epoch)
 
     def begin(self, plan: Callable[[Start], Iterator[PlannedBatch]]) -> tuple[int, Start, Iterator[PlannedBatch]]:
-        """Begin a pass. Return its number, its start, and its batches.
-
-        Args:
-            plan: Returns the batches of a pass from a start on.
-        """
+        """Begin a pass. Return its number, its start, and its batches, which ``plan`` returns from a start on."""
         # Leave the pass before this one. Within a pass, an epoch that is set on the sampler is for the next pass.
         self.progress.leave()
         self.take_sampler_epoch()
@@ -175,6 +172,8 @@ class Pipeline(LoaderPipeline):
             start, planned = self._begin_own_order(start, plan)
             self.extent.begin_pass(steps=self.num_batches(), num_done=start.batches)
             return number, start, planned
+        if isinstance(self.sampler_order.sampler, TokenBudget):
+            self.sampler_order.sampler.check_fits(self.num_samples())
         self.extent.begin_pass(steps=None, num_done=0)  # the length of a user's sampler may be costly or missing
         # If the pass of a loaded state had ended (`is_finished`), nothing is left of it, even if the sampler has grown.
         planned = iter(()) if start.is_finished else plan(start)

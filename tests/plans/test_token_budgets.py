@@ -85,6 +85,9 @@ def test_loader_delivers_a_budget_and_resumes_it() -> None:
     assert begin + [batch.tolist() for batch in resumed] == whole
     # The next epoch has other batches.
     assert [batch.tolist() for batch in resumed] != whole
+    lengths = lengths[:499]
+    with pytest.raises(ConfigError, match="499 lengths, and the data set has 500 samples"):
+        next(iter(loader()))
 
 
 def test_lengths_that_cannot_be_meant(tmp_path: Path) -> None:
