@@ -212,8 +212,8 @@ class LaneSource:
             raise
         except Exception as error:
             raise ConfigError(
-                f"lane 0 cannot go on after its state at sample {place} is loaded: {exception_line(error)}. "
-                f"{_OTHER_GUARANTEES}"
+                f"lane 0 cannot go on after its state at sample {place} is loaded: {exception_line(error)}. Leave out "
+                f"steps whose state cannot be loaded, such as a shuffle. {_OTHER_GUARANTEES}"
             ) from error
         self._tested.add(rules.guarantee)
         if other.chain_at(other.read_place) == iterator.chain_at(iterator.read_place):
