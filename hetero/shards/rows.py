@@ -191,17 +191,23 @@ class Rows:
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return several rows. torch's loader and that of hetero call this for a batch. Raises like `__getitem__`."""
-        places = np.asarray(indices, dtype=np.int64)
-        if len(places) and not 0 <= places.min() <= places.max() < len(self):
+        if len(indices) == 0:
+            return []
+        lowest, highest = min(indices), max(indices)
+        if not 0 <= lowest <= highest < len(self):
             return [self[index] for index in indices]
-        numbers = np.searchsorted(self._row_ends, places, side="right")
-        # The rows of each block, block by block.
-        by_block = np.argsort(numbers, kind="stable")
-        cuts = np.flatnonzero(np.diff(numbers[by_block])) + 1
-        found: list[Any] = [None] * len(places)
-        for chosen in np.split(by_block, cuts) if len(places) else ():
-            rows = self._take(int(numbers[chosen[0]]), places[chosen].tolist())
-            for at, row in zip(chosen.tolist(), rows, strict=True):
+        ends = self._row_ends
+        number = bisect.bisect_right(ends, lowest)
+        if highest < ends[number]:
+            return self._take(number, indices)
+        # Lists and a dictionary, because arrays take longer for a batch with one row of each block.
+        by_block: dict[int, list[int]] = {}
+        for at, number in enumerate(np.searchsorted(ends, np.asarray(indices), side="right").tolist()):
+            by_block.setdefault(number, []).append(at)
+        found: list[Any] = [None] * len(indices)
+        for number, chosen in sorted(by_block.items()):
+            rows = self._take(number, [indices[at] for at in chosen])
+            for at, row in zip(chosen, rows, strict=True):
                 found[at] = row
         return found
 

@@ -20,11 +20,11 @@ def text(number: int) -> str:
 
 
 def mds_shard(folder: Path, name: str, numbers: range) -> dict[str, Any]:
-    """Write a shard with the columns id (int), raw (bytes) and text (str), and return what the index has of it."""
+    """Write a shard, and return what the index has of it."""
     samples = []
     for number in numbers:
         raw, words = bytes([number % 256]) * 3, text(number).encode()
-        samples.append(struct.pack("<II", len(raw), len(words)) + struct.pack("<q", number) + raw + words)
+        samples.append(struct.pack("<II", len(raw), len(words)) + struct.pack("<qf", number, number / 2) + raw + words)
     head = 4 + 4 * (len(samples) + 1)
     ends = [head]
     for sample in samples:
@@ -32,9 +32,9 @@ def mds_shard(folder: Path, name: str, numbers: range) -> dict[str, Any]:
     content = struct.pack(f"<I{len(ends)}I", len(samples), *ends) + b"".join(samples)
     (folder / name).write_bytes(content)
     return {
-        "column_encodings": ["int", "bytes", "str"],
-        "column_names": ["id", "raw", "text"],
-        "column_sizes": [8, None, None],
+        "column_encodings": ["int", "float32", "bytes", "str"],
+        "column_names": ["id", "half", "raw", "text"],
+        "column_sizes": [8, 4, None, None],
         "compression": None,
         "format": "mds",
         "hashes": [],
@@ -61,7 +61,8 @@ def test_mds_rows(mds_folder: Path) -> None:
     rows = mds(mds_folder)
     assert len(rows) == NUM_ROWS
     for number in (0, 1, 399, 400, 599):
-        assert rows[number] == {"id": number, "raw": bytes([number % 256]) * 3, "text": text(number)}
+        raw = bytes([number % 256]) * 3
+        assert rows[number] == {"id": number, "half": number / 2, "raw": raw, "text": text(number)}
     assert mds(mds_folder, columns=["text"])[7] == {"text": text(7)}
 
 
@@ -79,6 +80,15 @@ def test_mds_that_would_run_code_or_is_cut_off_is_refused(mds_folder: Path) -> N
         mds(mds_folder)[0]
     with pytest.raises(ConfigError, match="expected the index of LitData or MDS"):
         mds(mds_folder / "nowhere")
+
+
+def test_mds_with_leaves_that_cannot_be_decoded_is_refused(mds_folder: Path) -> None:
+    pytest.importorskip("litdata")
+    index = json.loads((mds_folder / "index.json").read_text())
+    index["shards"][0]["column_encodings"][1] = "ndarray"
+    (mds_folder / "index.json").write_text(json.dumps(index))
+    with pytest.raises(ConfigError, match="has ndarray leaves, expected one of uint8"):
+        mds(mds_folder)[0]
 
 
 def test_litdata_rows(tmp_path: Path) -> None:

@@ -76,7 +76,8 @@ class _Lines(BlockRows):
     @overload
     def __getitem__(self, place: slice) -> Any: ...
     def __getitem__(self, place: Any) -> Any:
-        row = json.loads(self._lines[place])
+        # A text, because json searches bytes for their encoding first.
+        row = json.loads(self._lines[place].decode())
         return row if self._columns is None else {name: row[name] for name in self._columns}
 
 
