@@ -27,7 +27,7 @@ from hetero.metrics.profile.profile import (
 )
 from hetero.metrics.steps import StepSummary
 from hetero.pricing.catalog import Catalogue
-from hetero.report.build import missing_emulation
+from hetero.report.build import missing_emulation, reading_share
 from hetero.report.model import REPORT_FILE_NAME, GroupFacts, Headline, Report, RunFacts, load_report
 from hetero.report.overruns import excess_share, upper_bounds_note
 
@@ -185,12 +185,15 @@ def _supply(report: Report, headline: Headline, catalogue: Catalogue) -> SupplyP
     busy_cpus = _busy_cpus(run, group)
     if 0 < busy_cpus < vcpus:
         values.append(busy_cpus / rate)
+    computing = 1 - reading_share(run)
     return SupplyProfile(
         instance_type=group.instance_type,
         vcpus=_vcpus(run, group, catalogue),
-        # This cost contains the waits of the sample and the work for its batch.
-        sample_cpu_s=dataclasses.replace(Spread.of(values, "s", "modelled"), mean=vcpus / rate),
-        sample_wait_s=Spread.of([0.0], "s", "modelled"),
+        # This cost contains the work for its batch, and the waits of the sample if endpoints did not measure them.
+        sample_cpu_s=dataclasses.replace(
+            Spread.of([computing * value for value in values], "s", "modelled"), mean=computing * vcpus / rate
+        ),
+        sample_wait_s=Spread.of([(1 - computing) * vcpus / rate], "s", "modelled"),
         batch_cpu_s=Spread.of([0.0], "s", "modelled"),
     )
 

@@ -11,13 +11,14 @@ import errno
 import os
 import secrets
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from hetero.documents.text import MAX_TEXT_CHARS
 from hetero.errors import ConfigError
 
-__all__ = ["MAX_BYTES", "MAX_DEPTH", "make_output_folder", "parse_yaml", "read_bounded", "write_text"]
+__all__ = ["MAX_BYTES", "MAX_DEPTH", "evict", "make_output_folder", "parse_yaml", "read_bounded", "write_text"]
 
 MAX_BYTES = 1 << 20
 """Limit of a file with options or prices."""
@@ -183,3 +184,21 @@ def write_text(path: Path, text: str) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def evict(paths: Iterable[Path]) -> None:
+    """Ask the kernel to drop files from its page cache. The next reader then reads them from storage.
+
+    A job on a fresh machine reads its data from storage. Canaries must do so too, although they read the same files one
+    after the other. Files that a process has mapped, and systems without this call, keep their pages.
+    """
+    if not hasattr(os, "posix_fadvise"):
+        return
+    for path in paths:
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                # Offset 0 and length 0 mean the whole file.
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from hetero.metrics.reading import wait_clock_s
 from hetero.system.fault_injection import faults_at
 
 __all__ = ["Compute", "Task"]
@@ -157,6 +158,8 @@ class Compute:
         """Seconds of all earlier intervals together."""
         self.busy_s = 0.0
         """Seconds spent on tasks, summed over all slots. This includes the time that emulated tasks wait."""
+        self.wait_s = 0.0
+        """Seconds of these that the user's code waited, mostly for storage."""
         # If a thread of the caller serves the first slot, only the other slots need new threads.
         for slot in range(int(is_served_by_caller), num_slots):
             threading.Thread(target=self.serve, name=f"compute-{slot}", daemon=True).start()
@@ -267,7 +270,9 @@ class Compute:
             with self._one_at_a_time:
                 if self._fault is not None:
                     self._fault()
+                begin_wait_s = wait_clock_s()
                 task.run()
+                self.wait_s += max(0.0, wait_clock_s() - begin_wait_s)
         remaining_s = begin_s + task.emulated_s - self._clock()
         if remaining_s > 0:
             task.wait_cancelled(remaining_s)

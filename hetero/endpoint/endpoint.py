@@ -35,6 +35,7 @@ from hetero.endpoint.prebuilt import Prebuilt
 from hetero.endpoint.script import load_script
 from hetero.endpoint.service import DATA_POLICIES, DataServicer
 from hetero.errors import ChildFailure, ExitCode, HeteroError
+from hetero.metrics.reading import SHARD, SHARD_WAITS_S, slowest_shards
 from hetero.spec import DatasetSpec
 from hetero.system.memory import ProcessMemory, be_killed_first, keep_freed_memory, process_memory
 from hetero.system.process import SignalWaiter, allow_descriptors, die_with_parent, limit_threads
@@ -177,6 +178,8 @@ class Endpoint:
             "late_s": self._compute.late_s,
             # Seconds spent on batches, over all slots.
             "busy_s": self._compute.busy_s,
+            # Seconds of these that the user's code waited, mostly for storage.
+            "wait_s": self._compute.wait_s,
             "auth_failures": self._access.auth_failures + self._service.delivery.greeter.num_rejected,
             # Memory that no other process shares, at the latest reading. 0 if the system does not say.
             "private_bytes": 0 if self._memory is None else self._memory.private_bytes,
@@ -184,6 +187,8 @@ class Endpoint:
             # For data sets with a cache: samples from the cache, samples loaded by the user's code, and damaged
             # entries.
             **COUNTS,
+            # A copy, because the compute thread adds shards.
+            **{SHARD + name: wait_s for name, wait_s in slowest_shards(SHARD_WAITS_S.copy()).items()},
         }
 
 

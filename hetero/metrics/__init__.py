@@ -7,6 +7,7 @@ excess.py        estimates which share of a run's time other programs of its mac
 history.py       keeps a series of measurements of any length in at most 120 points
 step_series.py   the series of the steps of a loader
 usage_series.py  the series of the resources of a host, and percentiles of many readings in little memory
+reading.py       measures how long a process waits for storage, and for which shards
 figures.py       a number with its unit, and whether it was measured, simulated or computed
 headspace.py     computes how many vCPUs, hosts or endpoints make batches as fast as the accelerators use them
 logged.py        keeps the values that the script logs, such as its accuracy

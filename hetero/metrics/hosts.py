@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 
 from hetero.documents.records import JsonRecord, limits
+from hetero.metrics.reading import MAX_SHARDS
 from hetero.metrics.usage_series import Percentiles, SeriesLog, UsagePoint, UsageSeries
 from hetero.system.cpu_pressure import CpuReading, TaskWaits, pressure_between, read_cpus, stolen_between
 
@@ -76,6 +77,10 @@ class HostUsage(JsonRecord):
     endpoints_busy_s: float | None = None
     """Seconds that the endpoints of the host spent on batches, over all slots. With emulated vCPUs a slot is one vCPU,
     and the time is emulated. None without endpoints."""
+    endpoints_wait_s: float | None = None
+    """Seconds of these that the user's code waited, mostly for storage, and not for a CPU."""
+    shard_waits_s: dict[str, float] = field(default_factory=dict, metadata=limits(max_items=MAX_SHARDS))
+    """Seconds that the endpoints waited for the slowest files of `hetero.shards`, by path or URL."""
     endpoint_slots: int | None = None
     """Batches that the endpoints of the host compute at the same time."""
     batches_computed: int | None = None

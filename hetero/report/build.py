@@ -29,6 +29,7 @@ __all__ = [
     "cost_objection",
     "idle_data_hosts",
     "missing_emulation",
+    "reading_share",
 ]
 
 BUSY_UTILISATION = 0.9
@@ -321,6 +322,8 @@ def _data_advice(facts: RunFacts, headline: Headline, busy: float, vcpus: int | 
         busy: Share of the time that the accelerators compute.
         vcpus: vCPUs that preprocess, or None if their number is not known.
     """
+    if reading := _reading_advice(facts):
+        return reading, None
     if _waits_are_rare(headline):
         return (
             "Nearly all of that time is in a few long waits. Either passes are short and begin without any batch ready "
@@ -346,6 +349,27 @@ def _data_advice(facts: RunFacts, headline: Headline, busy: float, vcpus: int | 
         f"{needed - vcpus} more vCPUs beside the {vcpus} that preprocess now would suffice, if preprocessing scales "
         "with vCPUs."
     ), needed
+
+
+def reading_share(facts: RunFacts) -> float:
+    """Return the share of the time of batches that endpoints waited, mostly for storage. 0 if it is not known."""
+    # An emulated vCPU needs the emulated time, whatever the real work waits for.
+    if facts.options.get("emulate_sample_s", "None") != "None":
+        return 0.0
+    busy_s = sum(usage.endpoints_busy_s or 0.0 for usage in facts.hosts)
+    return sum(usage.endpoints_wait_s or 0.0 for usage in facts.hosts) / busy_s if busy_s else 0.0
+
+
+def _reading_advice(facts: RunFacts) -> str | None:
+    """Return the advice for a run whose endpoints waited for storage longer than they computed. None for others."""
+    share = reading_share(facts)
+    if share <= 1 / 2:
+        return None
+    return (
+        f"The bottleneck is reading, not CPU: endpoints wait {100 * share:.0f} % of the time of a batch, "
+        "mostly for storage. Use faster storage, or copy the files to local disks. More endpoints or hosts help only "
+        "while the storage can give more."
+    )
 
 
 def _waits_are_rare(headline: Headline) -> bool:

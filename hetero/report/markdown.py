@@ -19,7 +19,7 @@ from hetero.metrics.logged import LoggedMetric
 from hetero.report.build import cost_objection
 from hetero.report.compare import Comparison
 from hetero.report.model import Cost, Expectation, Headline, Report, RunFacts
-from hetero.report.samples import more_text, skip_section, source_section
+from hetero.report.samples import more_text, shard_section, skip_section, source_section
 from hetero.report.verdict import answer_text, pace_text, saving_text, speedup_text
 
 __all__ = [
@@ -54,6 +54,7 @@ def render_report(report: Report) -> str:
     sections += _metric_section(report)
     sections += skip_section(report)
     sections += source_section(report)
+    sections += shard_section(report.run)
     sections += ["## Cost", _cost_text(report)]
     if run.expectation is not None:
         sections += ["## Plan", _plan_text(report, run.expectation)]
@@ -366,7 +367,8 @@ def host_table(run: RunFacts) -> tuple[list[str], list[list[str]]]:
     """Return header and rows of the table of hosts, as plain texts, without columns that no host has."""
     # A name for each cell of `_host_row`. "endpoints' own" and "shared by them" are private and shared memory.
     header = (
-        *("host", "role", "batches made", "time of its vCPUs", "CPUs busy", "peak", "memory peak", "endpoints' own"),
+        *("host", "role", "batches made", "waits, mostly for storage", "time of its vCPUs", "CPUs busy", "peak"),
+        *("memory peak", "endpoints' own"),
         *("shared by them", "sent", "received", "GPU", "GPU memory"),
     )
     roles = run.host_roles
@@ -384,11 +386,12 @@ def _host_row(usage: HostUsage, role: str, *, is_emulated: bool) -> tuple[str, .
         role: Role of the host.
         is_emulated: Whether samples were emulated. Only then a slot (one batch at a time) is one emulated vCPU.
     """
-    busy_s, num_slots = usage.endpoints_busy_s, usage.endpoint_slots
+    busy_s, num_slots, wait_s = usage.endpoints_busy_s, usage.endpoint_slots, usage.endpoints_wait_s
     return (
         usage.host,
         role,
         NOT_KNOWN if usage.batches_computed is None else f"{usage.batches_computed:,}",
+        f"{seconds_text(wait_s)}, {100 * wait_s / busy_s:.0f} % of batches" if wait_s and busy_s else NOT_KNOWN,
         f"{busy_s:,.0f} s of {num_slots} vCPUs" if is_emulated and busy_s is not None and num_slots else NOT_KNOWN,
         NOT_KNOWN if usage.cpu_percent_mean is None else f"{usage.cpu_percent_mean / 100:.2f} of {usage.num_cpus}",
         NOT_KNOWN if usage.cpu_percent_peak is None else f"{usage.cpu_percent_peak / 100:.2f}",

@@ -1,16 +1,18 @@
-"""Sections of a report about samples: those that were skipped, and those of each source."""
+"""Sections of a report about samples: those that were skipped, those of each source, and shards that were slow."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
 
+from hetero.documents.quantities import seconds_text
 from hetero.documents.tables import MAX_ROWS, markdown_table
 from hetero.documents.text import code_span
 from hetero.epochs import epoch_text
-from hetero.report.model import Report
+from hetero.metrics.reading import slowest_shards
+from hetero.report.model import Report, RunFacts
 
-__all__ = ["more_text", "skip_section", "source_section"]
+__all__ = ["more_text", "shard_section", "skip_section", "source_section"]
 
 
 def skip_section(report: Report) -> Iterator[str]:
@@ -61,6 +63,18 @@ def source_section(report: Report) -> Iterator[str]:
     for loader, count in begun.items():
         if count:
             yield f"Lanes of loader {code_span(loader)} were begun anew {count} times: hosts were lost, or it resumed."
+
+
+def shard_section(run: RunFacts) -> Iterator[str]:
+    """Yield the section about the shards that endpoints waited for longest. Nothing if no shard was read."""
+    waits_s: dict[str, float] = {}
+    for usage in run.hosts:
+        for name, wait_s in usage.shard_waits_s.items():
+            waits_s[name] = waits_s.get(name, 0.0) + wait_s
+    if slowest := slowest_shards(waits_s):
+        yield "## Slowest shards"
+        rows = [(code_span(name), seconds_text(wait_s)) for name, wait_s in slowest.items()]
+        yield markdown_table(("shard", "all endpoints waited"), rows, right=(1,))
 
 
 def more_text(num_entries: int) -> str:

@@ -90,6 +90,7 @@ class Fetcher:
             "supply": encode(times.supply()),
             "contents": encode(contents),
             "read_bytes_per_sample": times.read_bytes_per_sample,
+            "cold_wait_s": times.cold_wait_s,
         }
 
     def do_burst(self, seconds: float, chunk: int) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from hetero.system.open_files import open_files, reopen_files
 from hetero.system.process import die_with_parent
 from hetero.system.waits import CALL_TIMEOUT_S, END_TIMEOUT_S
 
-__all__ = ["burst_sizes", "emulated_costs", "main", "measure_host"]
+__all__ = ["burst_sizes", "emulated_costs", "main", "measure_host", "most_processes", "with_wait"]
 
 _BURSTS_S = 12.0
 """Limit of all bursts together, in seconds."""
@@ -243,8 +243,10 @@ def _measure_costs(
         supply = emulated_costs(options) if is_emulated else measured
         # Several processes at the same time.
         if not is_emulated:
-            points = list(_bursts(options, fetchers, measured, build_s, progress, notes))
-            supply = dataclasses.replace(measured, concurrency=tuple(points))
+            points = _bursts(options, fetchers, measured, build_s, progress, notes)
+            cold_s = found["cold_wait_s"]
+            # A sample of a burst comes from memory. In a job, each process also waits for storage.
+            supply = dataclasses.replace(measured, concurrency=tuple(with_wait(point, cold_s) for point in points))
         memory = fetchers.ask(fetchers.channels[:1], _ANSWER_S, do="memory")[0]
         supply = dataclasses.replace(
             supply,
@@ -306,6 +308,12 @@ def _bursts(
             samples_per_s=sum(each["num_samples"] / each["wall_s"] for each in found),
             cpu_s_per_sample=sum(each["cpu_s"] for each in found) / num_samples,
         )
+
+
+def with_wait(point: ConcurrencyPoint, wait_s: float) -> ConcurrencyPoint:
+    """Return the rate of a burst whose processes wait for ``wait_s`` more seconds for each sample."""
+    number = point.num_processes
+    return dataclasses.replace(point, samples_per_s=number / (number / point.samples_per_s + wait_s))
 
 
 def _num_within_memory(fetchers: _Fetchers) -> int:

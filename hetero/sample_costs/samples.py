@@ -17,15 +17,17 @@ import numpy as np
 from hetero.batches.build import BuiltDataset
 from hetero.batches.fetch import fetch
 from hetero.batches.indexed import IndexedWork
+from hetero.batches.lanes.work import LaneWork
 from hetero.batches.request import BatchRequest
 from hetero.errors import ConfigError, DatasetError
 from hetero.metrics.profile.parts import SampledWork
 from hetero.metrics.profile.profile import Spread, SupplyProfile
+from hetero.metrics.reading import SHARD_WAITS_S, run_delay_s
 from hetero.spec import DatasetSpec
 from hetero.system.cgroups import usable_cpus
 from hetero.wire.framing import EncodedBatch
 
-__all__ = ["CHUNK_S", "SampleTimes", "measure_samples", "requests_of", "run_delay_s", "split"]
+__all__ = ["CHUNK_S", "SampleTimes", "measure_samples", "requests_of", "split"]
 
 CHUNK_S = 0.25
 """Largest time of one fetch in seconds, unless a single sample takes longer. Longer batches are fetched in parts."""
@@ -45,6 +47,8 @@ class SampleTimes:
     """CPU time per sample of collating and encoding, one value per batch."""
     read_bytes_per_sample: float | None = None
     """Bytes per sample that this process read from storage. None if the system does not count them."""
+    cold_wait_s: float = 0.0
+    """The part of each `sample_wait_s` that was measured apart, with shards that were not in memory."""
     batches: list[tuple[Any, int]] = field(default_factory=list)
     """The last batches, each with its number of samples."""
 
@@ -115,12 +119,18 @@ def measure_samples(
     """
     if not requests:
         raise ConfigError("found no samples to measure; expected at least one request")
+    # A lane that is begun anew reads all its earlier samples again. A job does this only if a host is lost.
+    requests = [
+        dataclasses.replace(each, work=each.work.unending()) if isinstance(each.work, LaneWork) else each
+        for each in requests
+    ]
     begin_s = time.perf_counter()
     times = SampleTimes()
     # `fetch` calls its argument ``cancelled`` before each sample, and ``on_samples`` after the last one. So `mark`
     # records when each sample begins, and `mark_end` when the last one ends. `start` and `stop` enclose each batch.
     watch = _Stopwatch(cpu_clock)
     read_before, num_samples, num_failures = _read_bytes(), 0, 0
+    shards_before_s = sum(SHARD_WAITS_S.values())
     # Measure without a cache. A cache does not help in the first epoch of a job. Here it would help, because the same
     # samples are fetched again.
     with built.loading_anew():
@@ -148,6 +158,8 @@ def measure_samples(
             EncodedBatch(batch, copy=not built.makes_new_memory(collate=request.collate))
             watch.stop(times, request.work.num_samples)
             num_samples += request.work.num_samples
+            # What a lane reports of itself is no sample.
+            batch = batch[0] if isinstance(request.work, LaneWork) else batch
             times.batches = [*times.batches, (batch, request.work.num_samples)][-_NUM_BATCHES:]
             if is_first:
                 is_first = False
@@ -157,6 +169,12 @@ def measure_samples(
                 parts = itertools.islice(itertools.cycle(split(requests, _samples_per_chunk(mean_s))), 1, None)
     if read_before is not None and (read_after := _read_bytes()) is not None:
         times.read_bytes_per_sample = (read_after - read_before) / num_samples
+    shards_s = sum(SHARD_WAITS_S.values()) - shards_before_s
+    if read_cold := getattr(built.user_dataset, "hetero_read_cold", None):
+        # The samples above come from shards that the job has read, and are few. A job reads each shard whole, and once.
+        cold_s, times.read_bytes_per_sample = read_cold(seconds)
+        times.cold_wait_s = max(0.0, cold_s - shards_s / num_samples)
+        times.sample_wait_s = [wait_s + times.cold_wait_s for wait_s in times.sample_wait_s]
     return times
 
 
@@ -215,14 +233,6 @@ class _Stopwatch:
         storage_share = max(0.0, 1.0 - cpu_wait_s / total_s) if total_s > 0 else 0.0
         times.sample_cpu_s += cpu_s
         times.sample_wait_s += [wait_s * storage_share for wait_s in waits_s]
-
-
-def run_delay_s() -> float:
-    """Return how many seconds this thread has waited for a CPU, or 0 if the system does not count them."""
-    try:
-        return int(Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):
-        return 0.0
 
 
 def _read_bytes() -> int | None:

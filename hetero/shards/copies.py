@@ -36,7 +36,8 @@ class Scratch:
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self._folder = folder
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
+        """Size of all files in the folder."""
 
     def open(self, path: str, record: ShardRecord, content_bytes: int) -> ShardFile:
         """Return the content of a shard, after a comparison with its index.
@@ -52,7 +53,7 @@ class Scratch:
         if not is_url(path) and not is_compressed(path):
             _compare(path, record, facts_of(path).size, digest_of_ends(path))
             return ShardFile(path)
-        self._make_folder()
+        self.make_folder()
         name = xxhash.xxh3_64_hexdigest(f"{path} {record.size} {record.digest}".encode())
         if is_url(path):
             copy = self._remote_copy(path, record, self._folder / f"{name}-{os.path.basename(path)}.copy")
@@ -107,12 +108,18 @@ class Scratch:
             _note_opened(target)
         return str(target)
 
-    def _make_folder(self) -> None:
+    def make_folder(self) -> Path:
+        """Make the folder, and return it.
+
+        Raises:
+            ConfigError: If it belongs to another user.
+        """
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         found = self._folder.stat()
         # Another user could put samples of his own into it.
         if found.st_uid != os.getuid() or found.st_mode & 0o022:
             raise ConfigError(f"{self._folder} can be written by other users; name another folder with scratch=")
+        return self._folder
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -128,7 +135,7 @@ class Scratch:
         files.sort(key=_opened_ns)
         total = size + sum(file.stat().st_blocks * 512 for file in files)
         for file in files:
-            if total <= self._max_bytes:
+            if total <= self.max_bytes:
                 return
             total -= file.stat().st_blocks * 512
             for ending in (".pieces", ".opened"):

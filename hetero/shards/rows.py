@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import bisect
+import copy
 import functools
 import logging
 import os
 import tempfile
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,11 +18,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from hetero.documents.files import evict
 from hetero.errors import ConfigError
+from hetero.metrics.reading import SHARD_WAITS_S, wait_clock_s
 from hetero.plans.plan import Source
 from hetero.plans.windows import WindowLayout
 from hetero.shards.copies import Scratch
-from hetero.shards.files import INDEX_NAME, ShardFile, base_of, expand
+from hetero.shards.files import INDEX_NAME, ShardFile, base_of, expand, is_compressed
 from hetero.shards.formats import make_format
 from hetero.shards.formats.chunks import files_of
 from hetero.shards.formats.format import Block, BlockRows, Format, OpenShard
@@ -240,6 +244,41 @@ class Rows:
         """The rows as one source of a plan, with their layout."""
         return (Source(name="", num_samples=len(self), layout=self.layout),)
 
+    def hetero_read_cold(self, seconds: float) -> tuple[float, float]:
+        """Read some units as a new host does, with nothing of their files in memory or copied. For profiles.
+
+        Args:
+            seconds: No other unit begins after this time.
+
+        Returns:
+            Seconds that a row waited for storage, and bytes of its file.
+
+        Raises:
+            ConfigError: If a file has changed or cannot be read.
+        """
+        begin_s, waited_s, num_rows, num_bytes = time.perf_counter(), 0.0, 0, 0
+        cold, process = copy.copy(self), _Process()
+        with tempfile.TemporaryDirectory(dir=self._scratch.make_folder()) as folder:
+            cold._scratch = Scratch(Path(folder), self._scratch.max_bytes)
+            for unit in np.random.default_rng(0).permutation(len(self._units)).tolist():
+                first, end = (self._units[unit - 1] if unit else 0), self._units[unit]
+                shard = bisect.bisect_right(self._block_ends, first)
+                evict([Path(self._paths[shard])])  # does nothing for a URL
+                begin_wait_s = wait_clock_s()
+                for number in range(first, end):
+                    cold._read(process, number)
+                waited_s += max(0.0, wait_clock_s() - begin_wait_s)
+                if is_compressed(self._paths[shard]):  # the whole file was read
+                    num_rows += self._index.shards[shard].num_rows
+                    num_bytes += self._index.shards[shard].size
+                else:
+                    num_rows += self._row_ends[end - 1] - (self._row_ends[first - 1] if first else 0)
+                    begin, stop = self._unit_of(first)
+                    num_bytes += stop - begin
+                if time.perf_counter() - begin_s > seconds:
+                    break
+        return waited_s / max(1, num_rows), num_bytes / max(1, num_rows)
+
     @functools.cached_property
     def layout(self) -> WindowLayout:
         """Which rows lie together, for ``shuffle="window"``. It depends on the files and the arguments alone."""
@@ -266,7 +305,10 @@ class Rows:
         with process.lock:
             kept = process.blocks.get(number)
             if kept is None:
+                begin_s = wait_clock_s()
                 block = self._read(process, number)
+                shard = bisect.bisect_right(self._block_ends, number)
+                SHARD_WAITS_S[self._paths[shard]] += max(0.0, wait_clock_s() - begin_s)
                 kept = process.blocks[number] = _KeptBlock(block, len(block.rows))
                 process.note_read(number, block.nbytes)
                 process.drop_oldest(self._memory_bytes)

@@ -46,6 +46,17 @@ def test_compute_serves_lowest_priority_first_then_arrival(compute: Compute) -> 
     assert compute.num_queued == 0
 
 
+def test_wait_of_a_task_is_told_from_computing(compute: Compute) -> None:
+    def busy(_task: Task) -> None:
+        end_s = time.thread_time() + 0.1
+        while time.thread_time() < end_s:
+            pass
+
+    for work in (busy, lambda _task: time.sleep(0.2)):
+        assert compute.submit(0, work).wait(30)
+    assert compute.wait_s == pytest.approx(0.2, abs=0.09)
+
+
 def test_compute_keeps_what_the_work_raised(compute: Compute) -> None:
     def leave(_task: Task) -> None:
         raise SystemExit(3)

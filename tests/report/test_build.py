@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from hetero.decide.profile import profile_of_report
 from hetero.documents.records import decode, encode
 from hetero.metrics.hosts import HostUsage
 from hetero.metrics.steps import StepSummary
@@ -210,6 +212,30 @@ def test_verdict_without_a_basis_gives_no_number(
     verdict = build_report(facts, PRICED).verdict
     assert (verdict.bottleneck, verdict.vcpus_needed) == ("data", None)
     assert message in verdict.advice
+
+
+def test_verdict_of_endpoints_that_read_more_than_they_compute_names_storage_and_shards(
+    make_facts: FactsMaker, usage_of: UsageMaker, summary_of: SummaryMaker
+) -> None:
+    def report_with(wait_s: float, **changes: Any) -> Report:
+        waits_s = {"s3://bucket/a.tar": wait_s / 2}
+        hosts = [
+            usage_of(f"algo-{number}", endpoints_busy_s=10.0, endpoints_wait_s=wait_s, shard_waits_s=waits_s)
+            for number in (2, 3)
+        ]
+        ranks = with_utilisation(summary_of, 0.5)
+        return build_report(make_facts(is_heterogeneous=True, ranks=ranks, hosts=tuple(hosts), **changes), PRICED)
+
+    report = report_with(8.0)
+    assert "The bottleneck is reading, not CPU: endpoints wait 80 % of the time of a batch" in report.verdict.advice
+    assert report.verdict.vcpus_needed is None
+    assert re.search(r"`s3://bucket/a.tar` \| +8000 ms", render_report(report))
+    assert "8000 ms, 80 % of batches" in render_report(report)
+    (supply,) = profile_of_report(report, PRICED).supply
+    assert supply.sample_wait_s.mean == pytest.approx(4 * supply.sample_cpu_s.mean)
+    for other in (report_with(4.0), report_with(8.0, options={"emulate_sample_s": "0.1"})):
+        assert "reading" not in other.verdict.advice
+        assert other.verdict.vcpus_needed is not None
 
 
 def test_verdict_of_few_long_waits_gives_no_number(make_facts: FactsMaker, summary_of: SummaryMaker) -> None:

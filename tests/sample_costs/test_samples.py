@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,12 +12,15 @@ import pytest
 
 from hetero.batches.build import BuiltDataset
 from hetero.batches.collation import collate_arrays
+from hetero.batches.lanes.pieces import LanePiece, LaneRules
+from hetero.batches.lanes.work import LaneWork
 from hetero.documents.records import decode, encode
 from hetero.errors import ConfigError, DatasetError
 from hetero.metrics.profile.parts import SampledWork
-from hetero.metrics.profile.profile import Spread, SupplyProfile
+from hetero.metrics.profile.profile import ConcurrencyPoint, Spread, SupplyProfile
+from hetero.plans.lanes import LaneLayout, LanePart
 from hetero.sample_costs.contents import measure_contents
-from hetero.sample_costs.measuring import burst_sizes, emulated_costs, most_processes
+from hetero.sample_costs.measuring import burst_sizes, emulated_costs, most_processes, with_wait
 from hetero.sample_costs.options import CostOptions
 from hetero.sample_costs.samples import measure_samples, requests_of, split
 
@@ -86,6 +91,36 @@ def test_time_without_the_cpu_is_a_wait() -> None:
     # Most of the 10 ms. On a machine with 30 processes for two cores, the sample itself took 2 ms of CPU.
     assert supply.sample_wait_s.p50 >= 0.005
     assert supply.sample_cpu_s.p50 < 0.005
+
+
+def test_wait_of_shards_is_that_of_whole_shards_if_it_is_longer() -> None:
+    class Warm(Skewed):
+        def hetero_read_cold(self, seconds: float) -> tuple[float, float]:
+            return 0.25, 1000.0
+
+    times = measure_samples(built(Warm()), requests_of(work()), seconds=0.1)
+    assert times.supply().sample_wait_s.mean == pytest.approx(0.25, abs=0.01)
+    assert (times.cold_wait_s, times.read_bytes_per_sample) == (0.25, 1000.0)
+    point = ConcurrencyPoint(num_processes=2, samples_per_s=8.0, cpu_s_per_sample=0.2)
+    assert with_wait(point, 0.25).samples_per_s == 4.0
+
+
+def test_lanes_go_on_and_are_not_begun_anew_for_each_measurement() -> None:
+    class Numbers:
+        num_read = 0
+
+        def __iter__(self) -> Iterator[int]:
+            for number in range(10_000):
+                Numbers.num_read += 1
+                yield number
+
+    lanes = LaneLayout(num_lanes=2, chunk_samples=4)
+    rules = LaneRules(layout=lanes, guarantee="replay", end="stop")
+    parts = [LanePart(lane=number % 2, place=8000 + number // 2 * 4, num_samples=4) for number in range(8)]
+    works = [LaneWork(pieces=(LanePiece(part=part),), rules=rules) for part in parts]
+    requests = [dataclasses.replace(requests_of(work())[0], work=each) for each in works]
+    times = measure_samples(built(Numbers()), requests, seconds=0.2)
+    assert Numbers.num_read < 2 * len(times.sample_cpu_s) + 100
 
 
 def test_samples_that_raise_are_left_out() -> None:

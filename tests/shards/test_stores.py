@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ class CountedFileSystem(LocalFileSystem):  # type: ignore[misc]
     """The local files, as a store that notes each request in a file."""
 
     protocol = "counted"
+    delay_s = 0.0
 
     @classmethod
     def _strip_protocol(cls, path: str) -> str:
@@ -40,6 +43,7 @@ class CountedFileSystem(LocalFileSystem):  # type: ignore[misc]
         return super().glob(path, **options)
 
     def cat_ranges(self, paths: Any, starts: Any, ends: Any, **options: Any) -> Any:
+        time.sleep(self.delay_s)
         for path, start, end in zip(paths, starts, ends, strict=True):
             note(f"get {end - start}", path)
         return super().cat_ranges(paths, starts, ends, **options)
@@ -110,6 +114,24 @@ def test_changed_shard_of_a_store_is_refused(tmp_path: Path) -> None:
         rows[40]
     shard.write_bytes(content)
     assert rows[40] == row(40)
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "jsonl.zst"])
+def test_wait_for_a_shard_is_told_from_computing_and_measured_again_without_its_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    monkeypatch.setattr("hetero.shards.rows.SHARD_WAITS_S", waits_s := defaultdict(float))
+    monkeypatch.setattr(CountedFileSystem, "delay_s", 0.02)
+    rows = made(tmp_path, ending).map(lambda row: (time.sleep(0.2), row)[1])
+    urls = [f"counted://{tmp_path}/data/shard-00{number}.{ending}" for number in range(2)]
+    assert [rows[number] for number in (0, 41, 1)] == [row(0), row(41), row(1)]
+    # What the user's function waits for is not the shard's.
+    assert list(waits_s) == urls
+    assert all(0.015 < wait_s < 0.2 for wait_s in waits_s.values())
+    wait_s, num_bytes = rows.hetero_read_cold(60.0)
+    size = sum(path.stat().st_size for path in (tmp_path / "data").glob("shard*"))
+    assert 0.8 < wait_s / (3 * 0.02 / 100) < 3
+    assert num_bytes == pytest.approx(size / 100)
 
 
 def test_copies_are_bounded(tmp_path: Path) -> None:

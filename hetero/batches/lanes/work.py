@@ -120,6 +120,15 @@ class LaneWork:
             begin, end = begin - count, end - count
         return replace(self, pieces=tuple(pieces))
 
+    @property
+    def no_indices(self) -> str:
+        """Why hosts cannot measure the samples, and how many processes a plan may count on. For profiles."""
+        return f"the data set is an iterable. At most {self.rules.layout.num_lanes} processes make its batches"
+
+    def unending(self) -> LaneWork:
+        """Return the work for any samples of the same lanes, which go on and never end. Profiles measure it."""
+        return replace(self, rules=replace(self.rules, guarantee="at-most-once", end="wrap"))
+
     def delivered(self, report: LaneReport) -> LaneWork:
         """Return the work of the samples that the batch has, without what was known before."""
         pieces = tuple(

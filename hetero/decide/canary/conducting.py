@@ -11,7 +11,6 @@ from pathlib import Path
 
 from hetero.decide.canary.comparison import decide
 from hetero.decide.canary.design import CanaryRequest, Cluster, PlannedCanary, how_text, plan_canaries
-from hetero.decide.canary.files import evict
 from hetero.decide.canary.forecast import ForecastOptions, forecast
 from hetero.decide.canary.identity import identity_of
 from hetero.decide.canary.model import CANARY_FILE_NAME, SCHEMA_VERSION, CanaryReport, Candidate
@@ -23,7 +22,7 @@ from hetero.decide.studies.cells.constraints import trainer_groups
 from hetero.decide.studies.conduct import Progress, conduct, read_results
 from hetero.decide.studies.runs import STOPPED, Billing, Executor, PlannedRun, RunResult
 from hetero.decide.studies.study_file import PRICE_OPTIONS, Budget, Settings
-from hetero.documents.files import write_text
+from hetero.documents.files import evict, write_text
 from hetero.documents.quantities import GIB
 from hetero.documents.records import json_text
 from hetero.errors import BudgetError, ConfigError

@@ -7,7 +7,6 @@ proportion. Several such samples are drawn. The sample whose bytes are closest t
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
 import itertools
 import os
@@ -26,7 +25,6 @@ __all__ = [
     "LinkedFolder",
     "choose_files",
     "data_files",
-    "evict",
     "files_of",
     "link_files",
     "matches",
@@ -231,21 +229,3 @@ def _check_replaceable(folder: Path) -> None:
                 f"{other} is no link of the study, so {folder} is not replaced\n"
                 "  to do: move the file away if you need it, remove the folder, and start again"
             )
-
-
-def evict(paths: Iterable[Path]) -> None:
-    """Ask the kernel to drop files from its page cache. The next reader then reads them from storage.
-
-    A job on a fresh machine reads its data from storage. Canaries must do so too, although they read the same files one
-    after the other. Files that a process has mapped, and systems without this call, keep their pages.
-    """
-    if not hasattr(os, "posix_fadvise"):
-        return
-    for path in paths:
-        with contextlib.suppress(OSError):
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                # Offset 0 and length 0 mean the whole file.
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(descriptor)

@@ -12,6 +12,7 @@ from hetero.decide.planning.search import Alternative, Search, chance_to_pay
 from hetero.decide.planning.steps.model import INTERVAL
 from hetero.documents.text import counted
 from hetero.metrics.profile.profile import NEARLY_BUSY, Profile, TrainingProfile
+from hetero.metrics.profile.text import reading_sentence
 from hetero.report.plan import AS_IS, REASONS, UINT8
 
 __all__ = [
@@ -201,7 +202,9 @@ def notes_of(profile: Profile, found: Search, vcpu_speeds: Mapping[str, float]) 
         notes.append("The profile comes from the report of a finished run, which knows less than hetero profile.")
     if profile.simulated:
         notes.append(f"The profile was measured with emulated parts. {'. '.join(profile.simulated)}.")
-    return tuple(dict.fromkeys([*notes, *profile.notes]))
+    # A plan assumes that storage serves more processes as fast.
+    reading = filter(None, [reading_sentence(profile.supply[0])])
+    return tuple(dict.fromkeys([*notes, *reading, *profile.notes]))
 
 
 def resized_note(measured: TrainingProfile, planned: TrainingProfile) -> str:

@@ -302,7 +302,7 @@ class LoaderProfiler:
         indices: list[int] = []
         for request in requests:
             if not isinstance(request.work, IndexedWork) or isinstance(request.work.indices, tuple):
-                return has_no_integers
+                return str(getattr(request.work, "no_indices", has_no_integers))
             indices += request.work.indices.tolist()
             if len(indices) >= MAX_INDICES:
                 break

@@ -11,14 +11,15 @@ from hetero.metrics.excess import MAX_EXCESS, RUN_AGAIN, SMALL_EXCESS, excess_te
 from hetero.metrics.figures import Figure
 from hetero.metrics.profile.profile import LeafProfile, Profile, Spread, SupplyProfile, TrainingProfile
 
-__all__ = ["first_sentence", "render_profile", "supply_rate"]
+__all__ = ["first_sentence", "reading_sentence", "render_profile", "supply_rate"]
 
 _ONE_BYTE = ("uint8", "int8", "bool")
 
 
 def render_profile(profile: Profile) -> str:
     """Return a profile as Markdown: one sentence, then every figure with its basis."""
-    sections = ["# Profile", first_sentence(profile), _facts(profile), "## Training", _training(profile.training)]
+    sections = ["# Profile", first_sentence(profile), *filter(None, [reading_sentence(profile.supply[0])])]
+    sections += [_facts(profile), "## Training", _training(profile.training)]
     for supply in profile.supply:
         of_type = f" on {code_span(supply.instance_type)}" if supply.instance_type else ""
         sections += [f"## Samples{of_type}", _supply(supply)]
@@ -68,6 +69,18 @@ def first_sentence(profile: Profile) -> str:
     return (
         f"{disturbed}The accelerators could take {takes}; {makes} {least}{number_text(supply_rate(supply))}; {waits} "
         "for data."
+    )
+
+
+def reading_sentence(supply: SupplyProfile) -> str:
+    """Return a sentence if a sample waits for storage longer than it computes. Else an empty text."""
+    wait_s, cpu_s = supply.sample_wait_s.mean, supply.sample_cpu_s.mean + supply.batch_cpu_s.mean
+    if wait_s <= cpu_s:
+        return ""
+    return (
+        f"The bottleneck of samples is reading, not CPU: a sample waits {_duration(wait_s)}, mostly for storage, and "
+        f"computes for {_duration(cpu_s)}. Faster storage or copies on local disks help. More processes or hosts help "
+        "only while the storage can give more."
     )
 
 

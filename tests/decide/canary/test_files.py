@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hetero.decide.canary.files import DataFile, LinkedFolder, choose_files, data_files, evict, link_files
+from hetero.decide.canary.files import DataFile, LinkedFolder, choose_files, data_files, link_files
+from hetero.documents.files import evict
 from hetero.errors import ConfigError
 
 

@@ -108,6 +108,7 @@ def test_plan_against_data_hosts_states_the_reason(
 ) -> None:
     plan = plan_of(catalogue, **job)
     assert (plan.reason, plan.answer) == (reason, plan.answer)
+    assert ("The bottleneck of samples is reading, not CPU" in " ".join(plan.notes)) == (reason == "storage")
     assert words in plan.answer
     assert all(group.role == "trainer" for group in plan.chosen.groups)
 
