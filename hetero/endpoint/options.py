@@ -55,6 +55,8 @@ class EndpointOptions:
     """Seconds that requests in progress have to end when the endpoint is stopped."""
     log_level: str = "INFO"
     """Level of the endpoint's own logging."""
+    compares_shards: bool = False
+    """Whether to compare all files of a data set of `hetero.shards` with their index when the data set is built."""
 
     def __post_init__(self) -> None:
         bounds = {"num_endpoints": 1, "num_slots": 1, "sample_time_s": 0, "max_batch_bytes": 1, "grace_s": 0}

@@ -196,6 +196,8 @@ class DataServicer:
             if spec not in self._prebuilt:
                 logger.info("built data set %s in %.1f s", spec, time.monotonic() - begin_s)
             description = describe(built, host=self._options.name)
+            compare = getattr(built.user_dataset, "hetero_problems", None) if self._options.compares_shards else None
+            problems = () if compare is None else tuple(compare())
             served.built = built
         except BaseException as error:
             with self._lock:
@@ -211,7 +213,7 @@ class DataServicer:
             fingerprint=description.fingerprint,
             environment=description.environment,
             globals=prebuilt.globals,
-            warnings=description.warnings,
+            warnings=description.warnings + problems,
             sources=[
                 pb.Source(
                     name=source.name,

@@ -58,8 +58,19 @@ class SamplePart:
     def _generator(self) -> np.random.Generator:
         return np.random.Generator(np.random.PCG64(np.random.SeedSequence((_TAG, self.seed))))
 
-    def indices(self, dataset_samples: int) -> npt.NDArray[np.int64]:
-        """Return the indices of the samples that are used, in ascending order. They depend on the seed alone."""
+    def indices(self, dataset_samples: int, layout: WindowLayout | None = None) -> npt.NDArray[np.int64]:
+        """Return the indices of the samples that are used, in ascending order. They depend on the seed alone.
+
+        Args:
+            dataset_samples: Samples of the data set.
+            layout: Which of them are read together. None if this is not known.
+        """
+        if layout is not None:
+            part = self.layout(layout)
+            # The row of each place, if the rows of all units follow each other.
+            return np.arange(part.num_rows) + np.repeat(
+                part.unit_begins - np.cumsum(part.unit_rows) + part.unit_rows, part.unit_rows
+            )
         # Without shuffle, because the indices are sorted anyway.
         chosen = self._generator().choice(
             dataset_samples, self.num_samples(dataset_samples), replace=False, shuffle=False

@@ -13,6 +13,7 @@ from hashlib import blake2b
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from hetero.audit.ledger import LoaderFacts
 from hetero.batches.build import BuiltDataset
@@ -24,7 +25,7 @@ from hetero.control.rank import session as control
 from hetero.errors import ConfigError
 from hetero.loaders.lanes import LaneOptions
 from hetero.loaders.measuring.timing import LoaderTiming
-from hetero.loaders.parts import part_of
+from hetero.loaders.parts import SamplePart, part_of
 from hetero.loaders.prefetching import Prefetched
 from hetero.loaders.sampling import BuiltInOrder, Permute, PlannedBatch, Shard
 from hetero.loaders.state import LoaderState, Progress, Start
@@ -210,8 +211,7 @@ class LoaderPipeline(LoaderTiming):
             return None
         if self._plan is None:
             with raising_user_types():
-                remote = self.remote_description()
-                sources = self.local_built().sources if remote is None else remote.sources
+                sources = self._sources()
                 num_stated, num_samples = sum(source.num_samples for source in sources), self.dataset_samples()
             if sources and num_stated != num_samples:
                 raise ConfigError(
@@ -242,6 +242,18 @@ class LoaderPipeline(LoaderTiming):
         if not isinstance(self._plan, MixturePlan) or not isinstance(work, IndexedWork):
             return None
         return self._plan.count(np.asarray(work.indices))
+
+    def _sources(self) -> Sequence[Source]:
+        """Return the parts of the data set that a plan may draw from."""
+        remote = self.remote_description()
+        return self.local_built().sources if remote is None else remote.sources
+
+    def _part_indices(self, part: SamplePart) -> npt.NDArray[np.int64]:
+        """Return the samples that a canary run uses. Random rows of shards would make it read nearly all blocks."""
+        with raising_user_types():
+            sources = self._sources()
+        layout = sources[0].layout if len(sources) == 1 else None
+        return part.indices(self.dataset_samples(), layout)
 
     def _only_layout(self, sources: Sequence[Source]) -> WindowLayout:
         """Return the layout of a data set that is one source."""
@@ -283,7 +295,7 @@ class LoaderPipeline(LoaderTiming):
             padding=options.padding,
             permute=self.permute,
             plan=plan,
-            part=None if sample_part is None else sample_part.indices(self.dataset_samples()),
+            part=None if sample_part is None else self._part_indices(sample_part),
         )
 
     def _report_empty(self) -> None:

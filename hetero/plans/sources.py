@@ -66,6 +66,20 @@ class Sources:
         found = [getattr(dataset, "hetero_fingerprint", "") for dataset in self._datasets]
         return " ".join(f"{name}:{text}" for name, text in zip(self._names, found, strict=True))
 
+    def hetero_problems(self) -> list[str]:
+        """Return the problems of the data sets, see `hetero.shards.rows.Rows`."""
+        return [text for each in self._datasets for text in getattr(each, "hetero_problems", list)()]
+
+    def hetero_read_cold(self, seconds: float) -> tuple[float, float]:
+        """Return the means over the samples of all data sets, see `hetero.shards.rows.Rows`."""
+        wait_s = num_bytes = 0.0
+        for dataset in self._datasets:
+            if read_cold := getattr(dataset, "hetero_read_cold", None):
+                found = read_cold(seconds / len(self._datasets))
+                wait_s += len(dataset) * found[0] / max(1, len(self))
+                num_bytes += len(dataset) * found[1] / max(1, len(self))
+        return wait_s, num_bytes
+
 
 def _layout_of(dataset: Any) -> Any:
     """Return which samples of a data set lie together. None if it does not know."""

@@ -80,7 +80,7 @@ class WindowLayout:
         )
 
     def part(self, fraction: float, generator: np.random.Generator) -> WindowLayout:
-        """Return the layout of some units, drawn at random. Canary runs use it, because it reads whole files.
+        """Return the layout of some units, drawn at random, and of the first rows of another. For canary runs.
 
         Args:
             fraction: Share of the rows, in (0, 1].
@@ -88,10 +88,12 @@ class WindowLayout:
         """
         drawn = generator.permutation(len(self.unit_rows))
         num_rows = np.cumsum(self.unit_rows[drawn])
-        # The fewest units that have the share, at least one.
-        num_units = int(np.searchsorted(num_rows, fraction * self.num_rows)) + 1
+        wanted = max(1, round(fraction * self.num_rows))
+        num_units = int(np.searchsorted(num_rows, wanted)) + 1
+        unit_rows = self.unit_rows.copy()
+        unit_rows[drawn[num_units - 1]] -= num_rows[num_units - 1] - wanted
         chosen = np.sort(drawn[:num_units])
-        return dataclasses.replace(self, unit_begins=self.unit_begins[chosen], unit_rows=self.unit_rows[chosen])
+        return dataclasses.replace(self, unit_begins=self.unit_begins[chosen], unit_rows=unit_rows[chosen])
 
     def digest(self) -> str:
         """Return a digest of all numbers."""

@@ -90,6 +90,7 @@ class CheckSession(RankSession):
             num_endpoints=_NUM_ENDPOINTS,
             job_id=self.job_id,
             log_level="WARNING",
+            compares_shards=True,
         )
         # The endpoints stay in the process group of the check, because `check_script` kills the whole group.
         self._pool = EndpointPool(

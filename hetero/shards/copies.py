@@ -9,7 +9,8 @@ import contextlib
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import xxhash
@@ -19,7 +20,7 @@ from hetero.shards.files import END_BYTES, ShardFile, digest_of_ends, is_compres
 from hetero.shards.index import ShardRecord
 from hetero.shards.stores import facts_of, is_url, read_ranges
 
-__all__ = ["Scratch"]
+__all__ = ["Scratch", "problems_of"]
 
 _PIECE_BYTES = 8 * 2**20
 """What one request to a store asks for. Amazon's performance guidelines for S3 name 8 and 16 MB as usual.
@@ -141,6 +142,24 @@ class Scratch:
             for ending in (".pieces", ".opened"):
                 file.with_suffix(ending).unlink(missing_ok=True)
             file.unlink()
+
+
+def problems_of(paths: Sequence[str], records: Sequence[ShardRecord]) -> list[str]:
+    """Return a text if shards are missing, or are not those that were indexed. Reads only shards with another time."""
+
+    def problem(path: str, record: ShardRecord) -> str:
+        try:
+            facts = facts_of(path)
+            if (facts.size, facts.mark) != (record.size, record.mark):
+                _compare(path, record, facts.size, digest_of_ends(path))
+        except (ConfigError, OSError) as error:
+            return " ".join(str(error).split())
+        return ""
+
+    # A store answers many requests at the same time.
+    with ThreadPoolExecutor() as pool:
+        problems = list(filter(None, pool.map(problem, paths, records)))
+    return [f"{len(problems)} of {len(paths)} shards cannot be used. The first: {problems[0]}"] if problems else []
 
 
 def _note_opened(file: Path) -> None:

@@ -23,7 +23,7 @@ from hetero.errors import ConfigError
 from hetero.metrics.reading import SHARD_WAITS_S, wait_clock_s
 from hetero.plans.plan import Source
 from hetero.plans.windows import WindowLayout
-from hetero.shards.copies import Scratch
+from hetero.shards.copies import Scratch, problems_of
 from hetero.shards.files import INDEX_NAME, ShardFile, base_of, expand, is_compressed
 from hetero.shards.formats import make_format
 from hetero.shards.formats.chunks import files_of
@@ -243,6 +243,10 @@ class Rows:
     def sources(self) -> tuple[Source, ...]:
         """The rows as one source of a plan, with their layout."""
         return (Source(name="", num_samples=len(self), layout=self.layout),)
+
+    def hetero_problems(self) -> list[str]:
+        """Compare all files with the index. Return a text if some are missing or have changed. For `hetero check`."""
+        return problems_of(self._paths, self._index.shards)
 
     def hetero_read_cold(self, seconds: float) -> tuple[float, float]:
         """Read some units as a new host does, with nothing of their files in memory or copied. For profiles.

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero.errors import ConfigError
+from hetero.loaders.parts import SamplePart
 from hetero.loaders.sampling import BuiltInOrder, Shard
 from hetero.plans.permutations import permuted
 from hetero.plans.windows import WindowLayout, WindowOrder, WindowPlan
@@ -101,14 +102,20 @@ def test_layout_survives_the_wire_and_damage_is_an_error() -> None:
         WindowLayout.of_units(np.array([3]), window_rows=0, num_lanes=1, chunk_rows=1)
 
 
-def test_part_of_a_layout_has_whole_units_and_about_the_share_of_the_rows() -> None:
+def test_part_of_a_layout_has_the_share_of_the_rows_in_whole_units_and_the_begin_of_one() -> None:
     layout = WindowLayout.of_units(np.arange(1, 101), window_rows=50, num_lanes=2, chunk_rows=5)
     part = layout.part(0.3, np.random.default_rng(1))
     rows = order_of(part)
     assert len(rows) == len(set(rows)) == part.num_rows
-    assert 0.3 * 5050 <= part.num_rows <= 0.3 * 5050 + 100
+    assert part.num_rows == round(0.3 * 5050)
     whole = {begin: begin + size for begin, size in zip(layout.unit_begins.tolist(), range(1, 101), strict=True)}
-    assert set(rows) == {row for begin in part.unit_begins.tolist() for row in range(begin, whole[begin])}
+    units = dict(zip(part.unit_begins.tolist(), part.unit_rows.tolist(), strict=True))
+    assert set(rows) == {row for begin, size in units.items() for row in range(begin, begin + size)}
+    assert sum(begin + size != whole[begin] for begin, size in units.items()) <= 1
+    assert layout.part(1e-9, np.random.default_rng(1)).num_rows == 1
+    assert order_of(layout.part(1.0, np.random.default_rng(1))) == order_of(layout)
+    indices = SamplePart(fraction=0.3, seed=1).indices(5050, layout)
+    assert sorted(order_of(SamplePart(fraction=0.3, seed=1).layout(layout))) == indices.tolist()
 
 
 def test_windows_mix_a_batch_better_than_a_buffer_of_10000_rows() -> None:

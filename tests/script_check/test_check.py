@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from hetero import cli
 from tests.support.script_check import FAULTS, NUMBERS, NUMBERS_FACTORY, RIGHT, script
+from tests.support.shards import write_shards
 
 pytestmark = pytest.mark.integration
 
@@ -74,6 +76,31 @@ def test_script_that_fails_or_takes_no_batch_is_not_said_to_be_right(tmp_path: P
     assert done.returncode == 1
     line = text[: text.index("raise KeyError")].count("\n") + 1
     assert f"train.py:{line}: the script raises KeyError: 'lr'" in done.stdout
+
+
+def test_missing_and_changed_shards_are_named(tmp_path: Path) -> None:
+    text = (
+        script("""
+        @hetero.dataset
+        def rows():
+            return hetero.Sources(text=hetero.shards.jsonl("/FOLDER/shard-{000..002}.jsonl").map(lambda row: row["id"]))
+
+        def main():
+            list(DataLoader(rows(), batch_size=4))
+    """)
+        .replace("/FOLDER", str(tmp_path))
+        .replace("import hetero\n", "import hetero, hetero.shards\n")
+    )
+    first, second, _ = write_shards(tmp_path, "jsonl", [40, 30, 30])
+    assert cli.main(["index", str(tmp_path / "*.jsonl"), "--processes=1"]) == 0
+    done = check(written(tmp_path, text), "train.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    Path(first).rename(tmp_path / "away")
+    Path(second).write_bytes(Path(second).read_bytes()[:-10])
+    done = check(tmp_path, "train.py")
+    assert done.returncode == 1
+    assert "2 of 3 shards cannot be used" in done.stdout
+    assert f"The first: cannot read {first}: No such file" in done.stdout
 
 
 def test_script_that_does_not_exist_is_an_error(tmp_path: Path) -> None:

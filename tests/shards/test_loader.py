@@ -62,13 +62,19 @@ def test_windows_need_a_data_set_that_knows_what_lies_together(rows: shards.Rows
         DataLoader(rows, shuffle="windows")  # type: ignore[arg-type]
 
 
-def test_canary_uses_whole_units(rows: shards.Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("shuffle", ["window", True, False])
+def test_canary_uses_whole_files_and_the_begin_of_one(
+    rows: shards.Rows, monkeypatch: pytest.MonkeyPatch, shuffle: bool | str
+) -> None:
     monkeypatch.setenv("HETERO_SAMPLE_FRACTION", "0.3")
-    used = flat(DataLoader(rows, batch_size=8, shuffle="window", padding=False))
+    used = flat(DataLoader(rows, batch_size=8, shuffle=shuffle, padding=False))
     files = [(0, 100), (100, 160), (160, 300), (300, 400)]
-    # Whole files, with at least 0.3 of the rows.
-    assert sorted(used) == [number for begin, end in files if begin in used for number in range(begin, end)]
-    assert 0.3 * NUM_ROWS <= len(used) < 0.3 * NUM_ROWS + 140
+    counts = [sum(begin <= number < end for number in used) for begin, end in files]
+    assert sum(counts) == len(used) == 0.3 * NUM_ROWS
+    assert sorted(used) == [
+        n for (begin, _), count in zip(files, counts, strict=True) for n in range(begin, begin + count)
+    ]
+    assert sum(0 < count < end - begin for (begin, end), count in zip(files, counts, strict=True)) <= 1
 
 
 def test_data_set_of_shards_is_registered_and_described(tmp_path: Path) -> None:

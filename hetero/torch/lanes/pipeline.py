@@ -48,7 +48,8 @@ class LanePipeline(Pipeline):
         if self._part is not None:
             raise ConfigError(
                 f"loader {self.name} is of an iterable, which a canary run with --samples cannot shorten\n"
-                "  to do: give the canary --channel NAME=DIR with fewer shards, or {fraction} in the script's arguments"
+                "  to do: give the canary --channel NAME=DIR, the folder of the files, with a file for each lane "
+                "at the smallest fraction. Or give the script {fraction}, and let it take that share of its files"
             )
         self._options: LaneOptions = options.lanes
         self.lanes = LanePasses(options.lanes, name=self.name, extent=self.extent)
