@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from hetero.metrics.reading import wait_clock_s
+from hetero.metrics.reading import off_cpu_s, run_delay_s
 from hetero.system.fault_injection import faults_at
 
 __all__ = ["Compute", "Task"]
@@ -158,8 +158,10 @@ class Compute:
         """Seconds of all earlier intervals together."""
         self.busy_s = 0.0
         """Seconds spent on tasks, summed over all slots. This includes the time that emulated tasks wait."""
-        self.wait_s = 0.0
-        """Seconds of these that the user's code waited, mostly for storage."""
+        self._off_cpu_s = 0.0
+        """Seconds of these that the user's code did not compute."""
+        self._threads: list[str] = []
+        """The compute threads, as folders in ``/proc``."""
         # If a thread of the caller serves the first slot, only the other slots need new threads.
         for slot in range(int(is_served_by_caller), num_slots):
             threading.Thread(target=self.serve, name=f"compute-{slot}", daemon=True).start()
@@ -207,6 +209,7 @@ class Compute:
 
         With emulation, also measure how late each task ends, because reports say how far an emulated job can be wrong.
         """
+        self._threads.append(f"self/task/{threading.get_native_id()}")
         last_task_s, free_since_s = 0.0, self._clock()
         while True:
             with self._lock:
@@ -235,6 +238,11 @@ class Compute:
             free_since_s = end_s
             # Without this, the task's result would stay in memory until this thread takes another task.
             del task
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds that the user's code waited, mostly for storage, and not for a CPU."""
+        return max(0.0, self._off_cpu_s - sum(map(run_delay_s, self._threads)))
 
     @property
     def late_s(self) -> float:
@@ -270,9 +278,9 @@ class Compute:
             with self._one_at_a_time:
                 if self._fault is not None:
                     self._fault()
-                begin_wait_s = wait_clock_s()
+                begin_off_s = off_cpu_s()
                 task.run()
-                self.wait_s += max(0.0, wait_clock_s() - begin_wait_s)
+                self._off_cpu_s += off_cpu_s() - begin_off_s
         remaining_s = begin_s + task.emulated_s - self._clock()
         if remaining_s > 0:
             task.wait_cancelled(remaining_s)

@@ -20,7 +20,7 @@ import numpy as np
 
 from hetero.documents.files import evict
 from hetero.errors import ConfigError
-from hetero.metrics.reading import SHARD_WAITS_S, wait_clock_s
+from hetero.metrics.reading import SHARD_WAITS_S, off_cpu_s, wait_clock_s
 from hetero.plans.plan import Source
 from hetero.plans.windows import WindowLayout
 from hetero.shards.copies import Scratch, problems_of
@@ -309,10 +309,10 @@ class Rows:
         with process.lock:
             kept = process.blocks.get(number)
             if kept is None:
-                begin_s = wait_clock_s()
+                begin_s = off_cpu_s()
                 block = self._read(process, number)
                 shard = bisect.bisect_right(self._block_ends, number)
-                SHARD_WAITS_S[self._paths[shard]] += max(0.0, wait_clock_s() - begin_s)
+                SHARD_WAITS_S[self._paths[shard]] += max(0.0, off_cpu_s() - begin_s)
                 kept = process.blocks[number] = _KeptBlock(block, len(block.rows))
                 process.note_read(number, block.nbytes)
                 process.drop_oldest(self._memory_bytes)
