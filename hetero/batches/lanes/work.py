@@ -123,7 +123,10 @@ class LaneWork:
     @property
     def no_indices(self) -> str:
         """Why hosts cannot measure the samples, and how many processes a plan may count on. For profiles."""
-        return f"the data set is an iterable. At most {self.rules.layout.num_lanes} processes make its batches"
+        num_lanes = self.rules.layout.num_lanes
+        return (
+            f"the data set is an iterable. For more than {num_lanes} processes in all, pass more lanes= to the loader"
+        )
 
     def unending(self) -> LaneWork:
         """Return the work for any samples of the same lanes, which go on and never end. Profiles measure it."""

@@ -71,7 +71,10 @@ def answer_of(profile: Profile, found: Search, reason: str) -> str:
             return f"Train on {new} instead of {old}: {change}."
         case "storage" if chosen is not base:
             processes = _processes(chosen, base)
-            return f"Do not add data hosts: processes wait for storage most of the time. Use {processes}: {change}."
+            return (
+                "Do not add data hosts: processes wait for storage most of the time. If storage can serve them, use "
+                f"{processes}: {change}."
+            )
         case "accelerator":
             busy = 100 * (1 - _waiting_share(profile, base))
             return f"Do not add data hosts: the accelerator is busy {busy:.0f} % of each step."
