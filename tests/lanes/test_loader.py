@@ -374,16 +374,22 @@ def test_source_that_changed_is_found_between_snapshots(monkeypatch: pytest.Monk
         next(iter(resumed(Chosen(NUM_SAMPLES), "exactly-once", states[-1], snapshot_every_n_steps=3)))
 
 
-def test_state_of_another_version_is_refused_unless_it_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("guarantee", "kind", "every"),
+    [("exactly-once", Chosen, 1), ("exactly-once", Chosen, 99), ("replay", NotStateful, 1)],
+)
+def test_state_of_another_version_is_refused_unless_it_is_allowed(
+    guarantee: str, kind: Any, every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     library = ModuleType("fake_library")
     library.__version__ = "1.0"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "fake_library", library)
-    monkeypatch.setattr(Chosen, "__module__", "fake_library.streams")
-    batches, states = with_states(Chosen(NUM_SAMPLES), "exactly-once")
+    monkeypatch.setattr(kind, "__module__", "fake_library.streams")
+    batches, states = with_states(kind(NUM_SAMPLES), guarantee, snapshot_every_n_steps=every)
     library.__version__ = "1.1"  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="lane 1 is of fake_library 1.0, this host has fake_library 1.1"):
-        next(iter(resumed(Chosen(NUM_SAMPLES), "exactly-once", states[9])))
-    made = resumed(Chosen(NUM_SAMPLES), "exactly-once", states[9], allow_version_change=True)
+        next(iter(resumed(kind(NUM_SAMPLES), guarantee, states[9])))
+    made = resumed(kind(NUM_SAMPLES), guarantee, states[9], allow_version_change=True)
     assert list(made) == batches[9:]
 
 

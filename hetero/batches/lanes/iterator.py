@@ -32,6 +32,12 @@ class Snapshot:
     library: str
     """See `library_of`. Empty: any version may load the state."""
 
+    @classmethod
+    def of_beginning(cls, source: Any) -> Snapshot | None:
+        """Return the snapshot before the first sample. None if the source has no library."""
+        library = library_of(source)
+        return cls(place=0, chain=b"", state=encode_state((0, None)), library=library) if library else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneOrigin:

@@ -8,7 +8,7 @@ from hashlib import blake2b
 from typing import Any
 
 from hetero.batches.failures import Cancelled, check_not_exit, dataset_error, exception_line
-from hetero.batches.lanes.iterator import LaneIterator, LaneOrigin
+from hetero.batches.lanes.iterator import LaneIterator, LaneOrigin, Snapshot
 from hetero.batches.lanes.pieces import LanePiece, LaneRules, PieceReport
 from hetero.errors import ConfigError, DatasetError
 
@@ -167,7 +167,11 @@ class LaneSource:
         every = chunk * rules.snapshot_every if rules.guarantee == "exactly-once" else 0
         # A request near the beginning may have overtaken the first one, whose samples are kept for it.
         goes_on = is_lost and part.place > _KEPT_CHUNKS * chunk
-        iterator = LaneIterator(origin, piece.snapshot, every=every, place=part.place if goes_on else 0)
+        snapshot = piece.snapshot
+        if snapshot is None and not is_lost:
+            # It names the library, so a resume with another version is refused before the first state, too.
+            snapshot = Snapshot.of_beginning(origin.source)
+        iterator = LaneIterator(origin, snapshot, every=every, place=part.place if goes_on else 0)
         self._iterators[key] = iterator
         # The lanes of a training and of a validation may be open, or those of two passes.
         while len(self._iterators) > 2 * rules.layout.num_lanes:
