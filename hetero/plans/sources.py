@@ -26,7 +26,7 @@ class Sources:
 
     def __init__(self, **datasets: Any) -> None:
         if not datasets:
-            raise ConfigError("hetero.Sources has no data sets; pass each with a name: Sources(web=..., code=...)")
+            raise ConfigError("hetero.Sources has no data sets. Pass each with a name: Sources(web=..., code=...)")
         for name, dataset in datasets.items():
             if not (hasattr(type(dataset), "__len__") and hasattr(type(dataset), "__getitem__")):
                 raise ConfigError(

@@ -142,7 +142,7 @@ def base_of(paths: Sequence[str]) -> str:
         length = min(len(common), len(folder))
         common = common[: next((at for at in range(length) if common[at] != folder[at]), length)]
     if not common or (is_url(paths[0]) and len(common) < _STORE_PARTS):
-        raise ConfigError("the shards have no folder in common; name their index with index= or --output")
+        raise ConfigError("the shards have no folder in common. Name their index with index= or --output")
     return "/".join(common)
 
 

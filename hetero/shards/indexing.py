@@ -190,5 +190,5 @@ def _scan(path: str, name: str, format_name: str) -> tuple[ShardRecord, Table]:
     except Exception as error:
         raise ConfigError(f"shard {path} cannot be read: {type(error).__name__}: {error}") from error
     if not record.num_rows:
-        raise ConfigError(f"shard {path} is empty: it has no rows; leave it out")
+        raise ConfigError(f"shard {path} has no rows. Leave it out")
     return record, table

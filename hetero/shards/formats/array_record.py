@@ -28,7 +28,7 @@ class ArrayRecord:
 
     def __init__(self, columns: Sequence[str] | None = None) -> None:
         if columns is not None:
-            raise ConfigError("records of ArrayRecord files have no columns; leave columns= out")
+            raise ConfigError("records of ArrayRecord files have no columns. Leave columns= out")
 
     def scan(self, path: str) -> Iterator[Scanned]:
         """Yield the blocks, from the footer."""

@@ -86,5 +86,5 @@ def _next_message(ipc: Any, source: Any) -> Any:
     except EOFError:
         return None
     if message.type == "dictionary":
-        raise ValueError("it has columns of dictionary type, which hetero cannot read; write them as plain columns")
+        raise ValueError("it has columns of dictionary type, which hetero cannot read. Write them as plain columns")
     return message
