@@ -45,6 +45,7 @@ class LanePipeline(Pipeline):
     def __init__(self, subject: Any, options: LoaderOptions, *, local: LocalDataset, workers: WorkerOptions) -> None:
         super().__init__(subject, options, sampler_order=None, local=local, workers=workers)
         assert options.lanes is not None
+        assert options.batch_size is not None
         if self._part is not None:
             raise ConfigError(
                 f"loader {self.name} is of an iterable, which a canary run with --samples cannot shorten\n"
@@ -52,6 +53,7 @@ class LanePipeline(Pipeline):
                 "at the smallest fraction. Or give the script {fraction}, and let it take that share of its files"
             )
         self._options: LaneOptions = options.lanes
+        self._batch_size = options.batch_size
         self.lanes = LanePasses(options.lanes, name=self.name, extent=self.extent)
         self._exchanges: list[StoreExchange] = []
         """Those of the latest two passes."""
@@ -189,10 +191,6 @@ class LanePipeline(Pipeline):
     def _open_source(self, requests: EpochRequests) -> Batches:
         """Return the batches of ``requests``, without their reports."""
         return LaneBatches(super()._open_source(requests), self.lanes.of(requests.epochs[0].start.number), requests)
-
-    @property
-    def _batch_size(self) -> int:
-        return self.options.batch_size or 1
 
     def _exchange(self, number: int) -> StoreExchange | None:
         """Return the connection of the ranks. None for a single rank.
