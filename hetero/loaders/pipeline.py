@@ -261,12 +261,11 @@ class LoaderPipeline(LoaderTiming):
         if len(layouts) == 1 and layouts[0] is not None:
             return layouts[0]
         why = "it does not know which samples lie together"
+        to_do = 'shuffle="window" is for the data sets of hetero.shards. Pass shuffle=True for others.'
         if len(layouts) > 1:
-            why = "it has several sources. Pass shuffle=hetero.Mixture(...)"
-        raise ConfigError(
-            f"data set {self.dataset_name} cannot be shuffled in windows: {why}\n"
-            '  shuffle="window" is for the data sets of hetero.shards. Pass shuffle=True for others.'
-        )
+            why = f"it has {len(layouts)} sources"
+            to_do = "Pass shuffle=hetero.Mixture({...}) with their shares. Or return one of them alone."
+        raise ConfigError(f"data set {self.dataset_name} cannot be shuffled in windows: {why}\n  {to_do}")
 
     def shard(self) -> Shard:
         """Return this process's rank and world size."""
