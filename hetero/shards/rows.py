@@ -30,7 +30,7 @@ from hetero.shards.formats.chunks import files_of
 from hetero.shards.formats.format import Block, BlockRows, Format, OpenShard
 from hetero.shards.index import Index, load_index
 from hetero.shards.indexing import path_in_index, scan_shards
-from hetero.shards.stores import exists
+from hetero.shards.stores import exists, is_url
 
 __all__ = ["Rows", "array_record", "arrow", "jsonl", "litdata", "mds", "parquet", "tar"]
 
@@ -476,9 +476,13 @@ def _index_of(paths: Sequence[str], format_name: str, format_: Format, given: st
     if given is None and not format_.needs_scan and not _fits(path, paths, format_name):
         return scan_shards(paths, format_name)
     if given is None and not exists(path):
+        # An index of files in several folders lies in the folder that they have in common.
+        above = [] if is_url(path) else [str(each / INDEX_NAME) for each in Path(path).parents[1:]]
+        whole = next((each for each in above if _fits(each, paths, format_name)), None)
+        command = f"Run hetero index once: hetero index {paths[0]}{' ...' if len(paths) > 1 else ''}"
         raise ConfigError(
-            f"there is no index {path}; {format_name} files need one, because only reading them shows their rows\n"
-            f"  Run hetero index once: hetero index {paths[0]}{' ...' if len(paths) > 1 else ''}"
+            f"there is no index {path}. {format_name} files need one, because only reading them shows their rows\n"
+            f"  {command if whole is None else f'An index of more files has them. Pass index={whole!r}'}"
         )
     index = load_index(path)
     if index.format != format_name:

@@ -120,6 +120,15 @@ def test_index_of_new_files_keeps_the_old_ones(tmp_path: Path, capsys: pytest.Ca
     assert jsonl(paths).hetero_fingerprint != rows.hetero_fingerprint
 
 
+def test_index_of_several_folders_is_named_to_a_reader_of_one(tmp_path: Path) -> None:
+    paths = [*write_shards(tmp_path / "a", "jsonl", [3]), *write_shards(tmp_path / "b", "jsonl", [5])]
+    assert cli.main(["index", *paths]) == 0
+    whole = str(tmp_path / INDEX_NAME)
+    with pytest.raises(ConfigError, match=f"no index {tmp_path}/b/.*\n.* Pass index='{whole}'"):
+        jsonl(paths[1])
+    assert len(jsonl(paths[1], index=whole)) == 5
+
+
 def test_missing_unfitting_and_damaged_indexes_are_explained(tmp_path: Path) -> None:
     paths = write_shards(tmp_path, "jsonl", SIZES)
     with pytest.raises(ConfigError, match=f"hetero index {paths[0]} ..."):
