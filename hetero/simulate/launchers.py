@@ -211,6 +211,8 @@ class Launchers:
         for host, status in statuses:
             if host.name in self._killed:
                 logger.error("%s (%s): killed on request", host.name, host.group)
+            elif self._signals and status == 128 + signal.SIGTERM:
+                logger.info("%s (%s): stopped on request", host.name, host.group)
             elif status != 0:
                 logger.error("%s (%s): launcher %s", host.name, host.group, _describe_exit(status))
         causes = [_failure_line(host) for host, status in statuses if status != 0 and host.role is Role.TRAINER]

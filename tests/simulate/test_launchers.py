@@ -50,6 +50,21 @@ def test_launcher_that_cannot_be_killed_is_named_and_not_waited_for(tmp_path: Pa
     assert output.endswith("ended\n")
 
 
+@pytest.mark.parametrize(("status", "level"), [(143, "INFO"), (30, "ERROR")])
+def test_launcher_that_ends_after_a_request_to_stop_is_no_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, status: int, level: str
+) -> None:
+    host = SimulatedHost(name="algo-1", group="g", role=Role.TRAINER, address="127.0.0.1", root=tmp_path)
+    # Not as a context manager, which would end the processes that other tests have left behind.
+    running = Launchers([host])
+    running._signals = 1
+    running._processes["algo-1"] = process = subprocess.Popen(["sh", "-c", f"exit {status}"])
+    process.wait()
+    with caplog.at_level("INFO", logger="hetero"):
+        assert running.wait() == status
+    assert caplog.records[-1].levelname == level
+
+
 @pytest.mark.fault("F27")
 def test_log_of_a_host_on_a_full_disk_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "log.txt").symlink_to("/dev/full")
