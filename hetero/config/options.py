@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hetero.cluster.rendering.request import PORT
-from hetero.errors import ConfigError
+from hetero.errors import ConfigError, ExitCode
 from hetero.pricing.catalog import MAX_HOURLY_USD
 from hetero.system.extensions import DRIVERS, OWN, PLATFORMS
 from hetero.system.scripts import script_words
@@ -254,6 +255,11 @@ class LaunchOptions(ReportOptions):
     """Whether HETERO_FAULTS has an effect outside of simulations. It makes processes fail on purpose."""
     log_level: str = _option("info", choices=LOG_LEVELS)
     """Lowest level of the log lines that are shown."""
+
+    @property
+    def stopped_code(self) -> int:
+        """Exit code of a launcher that ends because of a request to stop."""
+        return int(ExitCode.OK) if self.sigterm_ok else 128 + signal.SIGTERM
 
     @property
     def command(self) -> list[str]:

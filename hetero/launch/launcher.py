@@ -22,7 +22,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import signal
 import sys
 import traceback
 from pathlib import Path
@@ -121,7 +120,7 @@ def launch(options: LaunchOptions, cluster: ClusterSpec, *, platform: Platform) 
             name,
             command=[sys.executable, "-m", "hetero.launch.ranks.rank", *options.command],
             variables=variables,
-            stopped_code=_stopped(options),
+            stopped_code=options.stopped_code,
             leader_pid=leader_pid,
         )
         return _follow(follower, cluster.current_host, platform)
@@ -180,7 +179,7 @@ def _lead_to_end(options: LaunchOptions, cluster: ClusterSpec, platform: Platfor
             with LaunchedHost(options, cluster, platform=platform, environ=os.environ, starter=starter) as host:
                 return _run(host, failure_file)
         except StoppedEarlyError:
-            return _stopped(options)
+            return options.stopped_code
         except HeteroError as error:
             cause = cause_of(error, cluster.current_host)
         except Exception as error:
@@ -209,7 +208,7 @@ def _run(host: LaunchedHost, failure_file: Path) -> int:
     except JobEndsError as end:
         return _abort(host, end.cause, failure_file)
     except StoppedEarlyError:
-        return _stopped(host.plan.options)
+        return host.plan.options.stopped_code
     except HeteroError as error:
         return _abort(host, _agreed(host, cause_of(error, host.plan.name)), failure_file)
     except Exception as error:
@@ -218,12 +217,7 @@ def _run(host: LaunchedHost, failure_file: Path) -> int:
     # A profile run requests its own stop when everything is measured. Such a run is successful. If this host got a
     # signal, it was stopped.
     requested_own_stop = host.plan.options.profile and host.interrupted_s is None
-    return _stopped(host.plan.options) if host.was_stopped and not requested_own_stop else int(ExitCode.OK)
-
-
-def _stopped(options: LaunchOptions) -> int:
-    """Return the exit code of a host that ends because of a request to stop."""
-    return int(ExitCode.OK) if options.sigterm_ok else 128 + signal.SIGTERM
+    return host.plan.options.stopped_code if host.was_stopped and not requested_own_stop else int(ExitCode.OK)
 
 
 def _internal(error: Exception, host: str) -> Cause:

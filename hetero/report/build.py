@@ -240,7 +240,7 @@ _NO_STEPS = (
 
 
 def idle_data_hosts(facts: RunFacts) -> str | None:
-    """Return a sentence for the user if a job succeeded and its data hosts made no batch, else None.
+    """Return advice if a job succeeded or was stopped, and its data hosts made no batch. None otherwise.
 
     Only endpoints count their batches. With tf.data.service the number is not known.
     """
@@ -257,17 +257,17 @@ def idle_data_hosts(facts: RunFacts) -> str | None:
         # If ranks received more batches than the endpoints of all hosts have reported, the reports of some batches are
         # missing. A data host may have made these batches.
         may_have_computed = num_on_data_hosts > 0 or num_received > num_computed
-    if not num_hosts or may_have_computed or facts.exit_code or facts.options.get("data service") != "grpc":
+    if not num_hosts or may_have_computed or not facts.has_ended_well or facts.options.get("data service") != "grpc":
         return None
     hosts = "The data host" if num_hosts == 1 else f"The {num_hosts} data hosts"
     if num_computed:
         return (
-            f"{hosts} computed no batch: idle, and billed. The endpoints on trainer hosts made all of them. Look in "
-            "the log whether ranks could not reach the data hosts. Or leave the data group out."
+            f"{hosts} computed no batch: idle, and billed. The endpoints on trainer hosts made all {num_computed}. If "
+            "these are many, look in the log whether ranks could not reach the data hosts. Or leave the data group out."
         )
     return (
-        f"{hosts} computed no batch: idle, and billed. Iterate over hetero's DataLoader in the ranks themselves, "
-        "because torch's own loader does not use data hosts. Or leave the data group out."
+        f"{hosts} computed no batch: idle, and billed. If the ranks have trained, iterate over hetero's DataLoader in "
+        "the ranks themselves, because torch's own loader does not use data hosts. Or leave the data group out."
     )
 
 

@@ -304,6 +304,7 @@ IDLE = {"ranks": (), "options": {"data service": "grpc"}}
         ({"events": {"batches": 2, "batches computed": 3, COMPUTED_ON_DATA_HOSTS: 1}}, False),
         ({"events": {"batches": 2, "batches computed": 1, COMPUTED_ON_DATA_HOSTS: 0}}, False),
         ({"exit_code": 30}, False),
+        ({"exit_code": 143}, True),
         ({"options": {"data service": "tf"}}, False),
     ],
     ids=[
@@ -315,6 +316,7 @@ IDLE = {"ranks": (), "options": {"data service": "grpc"}}
         "one on data hosts",
         "one not counted",
         "failed",
+        "stopped",
         "tf.data service",
     ],
 )

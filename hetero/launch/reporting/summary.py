@@ -22,7 +22,7 @@ from hetero.control.status import Cause, HostStatus
 from hetero.documents.files import write_text
 from hetero.documents.records import encode, json_text
 from hetero.documents.text import code_span
-from hetero.errors import ConfigError, ExitCode, HeteroError
+from hetero.errors import ConfigError, HeteroError
 from hetero.launch.data_services import find_service
 from hetero.launch.placement import HostPlan, Placement
 from hetero.launch.reporting.metric_lines import log_metrics, result_metrics
@@ -73,11 +73,17 @@ class JobHistory:
 
 
 def write_report(
-    plan: HostPlan, statuses: Sequence[HostStatus], history: JobHistory, *, cause: Cause | None, folder: Path
+    plan: HostPlan,
+    statuses: Sequence[HostStatus],
+    history: JobHistory,
+    *,
+    cause: Cause | None,
+    exit_code: int,
+    folder: Path,
 ) -> None:
     """Write the job's report and log its metrics. An error is logged and does not change the job's exit code."""
     try:
-        facts = run_facts(plan, statuses, history, exit_code=ExitCode.OK if cause is None else cause.exit_code)
+        facts = run_facts(plan, statuses, history, exit_code=exit_code)
         catalogue = plan.options.catalogue()
         report = build_report(facts, catalogue)
         folder.mkdir(parents=True, exist_ok=True)
@@ -92,7 +98,8 @@ def write_report(
         return
     idle = idle_data_hosts(facts)
     if idle is not None:
-        logger.error("%s", idle)
+        # A job that was stopped may not have begun to train.
+        logger.log(logging.WARNING if exit_code else logging.ERROR, "%s", idle)
     logger.info("report: %s", folder / "report.md")
     log_metrics(result_metrics(report))
 
@@ -122,7 +129,7 @@ def write_metrics(folder: Path, cluster: ClusterSpec, own: HostStatus) -> None:
         logger.error("the metrics of this host could not be written to %s: %s", folder, error)
 
 
-def run_facts(plan: HostPlan, statuses: Sequence[HostStatus], history: JobHistory, *, exit_code: ExitCode) -> RunFacts:
+def run_facts(plan: HostPlan, statuses: Sequence[HostStatus], history: JobHistory, *, exit_code: int) -> RunFacts:
     """Return the facts of a run, from the last status of each host."""
     options, cluster, placement = plan.options, plan.cluster, plan.placement
     ranks = tuple(_rank_facts(statuses))
@@ -132,7 +139,7 @@ def run_facts(plan: HostPlan, statuses: Sequence[HostStatus], history: JobHistor
         command=shlex.join(options.command),
         started_at=dt.datetime.fromtimestamp(plan.started_epoch_s, dt.timezone.utc).isoformat(timespec="seconds"),
         wall_s=time.monotonic() - plan.started_s,
-        exit_code=int(exit_code),
+        exit_code=exit_code,
         placement=_placement_name(options, cluster, statuses),
         decisions=history.decisions,
         timeline=history.timeline,
