@@ -18,6 +18,7 @@ from hetero.errors import DatasetError, SampleFailure
 __all__ = [
     "MAX_SKIP_CHARS",
     "MAX_TYPES",
+    "ON_EVERY_HOST",
     "Cancelled",
     "check_not_exit",
     "dataset_error",
@@ -40,11 +41,12 @@ _MAX_TRACEBACK_BYTES = 16 * 1024
 """Limit on the traceback of a failure, half of the detail that a control message may carry. The middle of a longer
 traceback is cut out."""
 
-_ON_EVERY_HOST = (
+ON_EVERY_HOST = (
     "Every data host opens the data at its own path, and a relative path in its own folder. Put the data there, or\n"
     "pass an absolute path. If hosts differ, use a variable that each host sets, such as $SM_CHANNEL_TRAINING, and\n"
     "call os.path.expandvars in the function with @hetero.dataset."
 )
+"""Advice for a data host that lacks files."""
 _HERE = f"{Path(__file__).parent}{os.sep}"
 
 
@@ -88,7 +90,7 @@ def dataset_error(
             note += f" (this process may open {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} files)"
         # The advice is about data hosts, so the trainer itself does not get it.
         if isinstance(error, (FileNotFoundError, NotADirectoryError)) and host != "local":
-            to_do = f"{_ON_EVERY_HOST}\n{to_do}".rstrip()
+            to_do = f"{ON_EVERY_HOST}\n{to_do}".rstrip()
         if to_do:
             trace = f"{trace.rstrip()}\nto do: {to_do}"
     record = SampleFailure(

@@ -20,6 +20,7 @@ from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
+from hetero.batches.failures import ON_EVERY_HOST
 from hetero.control.rank import session as sessions
 from hetero.documents.files import write_text
 from hetero.endpoint.script import join_package
@@ -52,8 +53,9 @@ _LOGGERS_OF_ERRORS = ("hetero.reader", "hetero.endpoint", "hetero.pool", "hetero
 class _FindingsFile:
     """The findings so far, which are written after each one, because the process may be ended at any time."""
 
-    def __init__(self, output: Path, script: Path) -> None:
+    def __init__(self, output: Path, script: Path, data_host_folder: str) -> None:
         self._output = output
+        self._data_host_folder = data_host_folder
         self.script = os.path.realpath(script)
         self.folder = os.path.dirname(self.script)  # noqa: PTH120
         self.findings: list[Finding] = []
@@ -61,6 +63,11 @@ class _FindingsFile:
 
     def add(self, finding: Finding) -> None:
         """Record a finding, unless another line has the same one already."""
+        # A library may have searched a relative path, and raised its own error or found no file.
+        text = f"{finding.what}\n{finding.to_do}"
+        is_of_path = self._data_host_folder in text or "has no samples" in finding.what
+        if is_of_path and ON_EVERY_HOST not in text:
+            finding = dataclasses.replace(finding, to_do=f"{finding.to_do}\n{ON_EVERY_HOST}")
         if not any(each.what == finding.what for each in self.findings):
             self.findings.append(finding)
             self.write()
@@ -169,10 +176,9 @@ def main(output: str, seconds: str, *words: str) -> int:
     is_module = words[0] == "-m"
     script, *arguments = words[1:] if is_module else words
     path = find_script(script, is_module=is_module)
-    found = _FindingsFile(Path(output), path)
-    logging.getLogger("hetero").addHandler(_Warnings(found))
-
     with tempfile.TemporaryDirectory() as folder:
+        found = _FindingsFile(Path(output), path, os.path.realpath(folder))
+        logging.getLogger("hetero").addHandler(_Warnings(found))
         try:
             session = CheckSession(
                 script,

@@ -103,6 +103,26 @@ def test_missing_and_changed_shards_are_named(tmp_path: Path) -> None:
     assert f"The first: cannot read {first}: No such file" in done.stdout
 
 
+@pytest.mark.parametrize("opening", ["shards.jsonl(pattern)", "sorted(Path().glob(pattern))"])
+def test_relative_pattern_that_finds_nothing_on_data_hosts_gets_advice(opening: str, tmp_path: Path) -> None:
+    text = f"""
+import hetero
+from pathlib import Path
+from hetero import shards
+from hetero.torch import DataLoader
+
+@hetero.dataset
+def files(pattern):
+    return {opening}
+
+if __name__ == "__main__":
+    list(DataLoader(files("*.txt"), batch_size=1))
+"""
+    done = check(written(tmp_path, text), "--json", "train.py")
+    (finding,) = json.loads(done.stdout)
+    assert "a relative path in its own folder" in finding["to_do"]
+
+
 def test_script_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
     done = check(tmp_path, "missing.py")
     assert done.returncode == 2
