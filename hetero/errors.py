@@ -202,9 +202,9 @@ class SampleFailure:
     sample_index: str
     """Requested index, or empty if no single index caused the failure."""
     exception: str
-    """Type and message of the original exception."""
+    """Type of the original exception, and the first line of its message."""
     traceback: str
-    """Formatted traceback of the original exception."""
+    """Formatted traceback of the original exception, with its whole message."""
     types: tuple[str, ...] = ()
     """Class of the exception and its bases up to `Exception`, as ``module:qualified name``. Empty if unknown."""
 

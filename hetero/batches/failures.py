@@ -67,7 +67,8 @@ def dataset_error(
     """Return the `DatasetError` for an exception or another fault of the user's code.
 
     Args:
-        error: The exception, or a sentence that describes the fault. A sentence gives a record without a traceback.
+        error: The exception, or a text that describes the fault. The first line of a text becomes the exception of the
+            record, and its other lines become the traceback.
         dataset: Registered name.
         host: Host where the failure happened.
         stage: See `SampleFailure.stage`.
@@ -80,10 +81,10 @@ def dataset_error(
     """
     types: tuple[str, ...] = ()
     if isinstance(error, str):
-        text, trace = error, ""
+        text, _, trace = error.partition("\n")
     else:
         types = _type_names(type(error))
-        text = _text_of(error).strip()
+        text = _first_line(error)
         trace = _trace_of(error)
         if isinstance(error, OSError) and _number_of(error) == errno.EMFILE:
             # Add the limit, because the text of this error says neither how many files were open nor whose limit it is.
@@ -186,10 +187,14 @@ def _without_script_module(text: str) -> str:
 
 def exception_line(error: BaseException) -> str:
     """Return the first line of an exception with its type, as printable text of at most 160 characters."""
+    return printable(_first_line(error), max_chars=MAX_SKIP_CHARS)
+
+
+def _first_line(error: BaseException) -> str:
+    """Return the first line of an exception with its type."""
     lines = _text_of(error).splitlines()
     # Skip indented lines, because the text of a SyntaxError begins with the file name and the code, both indented.
-    line = next((line for line in lines if line and not line[0].isspace()), type(error).__name__)
-    return printable(line.rstrip(), max_chars=MAX_SKIP_CHARS)
+    return next((line for line in lines if line and not line[0].isspace()), type(error).__name__).rstrip()
 
 
 def _number_of(error: OSError) -> int | None:
