@@ -203,6 +203,7 @@ class Lanes:
         self.exchange = exchange
         self.end_step: int | None = None
         """The first step that not all ranks have. None if it is not known."""
+        self.num_lanes = layout.num_lanes
         self._layout = layout
         self._name = name
         self._extent = extent

@@ -97,6 +97,16 @@ def test_lane_is_read_once_if_no_endpoint_is_lost(
     assert "was begun anew" not in caplog.text
 
 
+@pytest.mark.parametrize("lanes", [None, 3])
+def test_endpoints_without_a_lane_are_named(
+    lanes: int | None, script: Any, join: Callable[[], ServedJob], caplog: pytest.LogCaptureFixture
+) -> None:
+    join()
+    made = loader(script.served_lanes(num_samples=99, kind="Numbers"), "replay", lanes=lanes)
+    list(made), list(made)
+    assert caplog.text.count("has 1 lane for 3 endpoints, so 2 stay idle. Pass lanes=3") == (lanes is None)
+
+
 def test_endpoints_resume_from_a_state_of_this_process(script: Any, join: Callable[[], ServedJob]) -> None:
     spec = script.served_lanes(num_samples=1003, kind="StatefulNumbers")
     here = loader(spec, "exactly-once")

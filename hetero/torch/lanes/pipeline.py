@@ -9,11 +9,14 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from hetero.batches.build import BuiltDataset
+from hetero.control.members.directory import BATCHES
+from hetero.control.rank import session as control
+from hetero.documents.text import counted
 from hetero.errors import ConfigError
 from hetero.loaders.lanes import LaneBatches, LaneOptions, LanePasses
-from hetero.loaders.pipeline import LoaderOptions, is_remote
+from hetero.loaders.pipeline import LoaderOptions, is_checked, is_remote
 from hetero.loaders.prefetching import Batches, EpochRequests
-from hetero.loaders.sampling import PlannedBatch
+from hetero.loaders.sampling import PlannedBatch, Shard
 from hetero.loaders.state import LoaderState, Start
 from hetero.torch.lanes.exchange import StoreExchange
 from hetero.torch.local import WorkerOptions
@@ -112,6 +115,7 @@ class LanePipeline(Pipeline):
             exchange=self._exchange(number),
         )
         self._check_workers(shard.world_size)
+        self._warn_of_idle_endpoints(self.lanes.of(start.number).num_lanes, shard)
         self.extent.begin_pass(steps=None, num_done=0)
         return number, start, plan(start)
 
@@ -130,6 +134,26 @@ class LanePipeline(Pipeline):
         if not self._has_warned:
             self._has_warned = True
             logger.warning("loader %s: %s, so lanes move between workers, and are begun anew", self.name, advice)
+
+    def _warn_of_idle_endpoints(self, num_lanes: int, shard: Shard) -> None:
+        """Log one warning if the job has more endpoints than lanes, because one endpoint reads a lane at a time."""
+        session = control.current()
+        if session is None or is_checked() or shard.rank or self._has_warned:
+            return
+        # The job was planned without optional endpoints.
+        endpoints = [each for each in session.directory.records() if each.kind == BATCHES and not each.is_optional]
+        num_idle = len(endpoints) - num_lanes
+        if num_idle > 0:
+            self._has_warned = True
+            logger.warning(
+                "loader %s has %s for %d endpoints, so %d stay idle. Pass lanes=%d or more, if the source has as many "
+                "shards",
+                self.name,
+                counted(num_lanes, "lane"),
+                len(endpoints),
+                num_idle,
+                -(-len(endpoints) // shard.world_size) * shard.world_size,
+            )
 
     def state(self, num_trained: int | None = None) -> LoaderState:
         """Return the position of this loader, with snapshots of its lanes."""
