@@ -90,7 +90,7 @@ class Pipeline(LoaderPipeline):
         self.has_workers = workers.num_workers > 0
         self.permute = torch_permutation if options.order == "torch" else None
         self._made_anew = MadeAnew(subject, *self.kind, options.batch_size, options.seed, options.drop_last)
-        self._ranks = RankOrders(*self.kind, options.batch_size, options.shuffle)
+        self._ranks = RankOrders("orders", *self.kind, options.batch_size, options.shuffle)
         self._restores_epoch = False
         """Whether a loaded state has an epoch of the user's sampler that `take_sampler_epoch` has not handled yet."""
         self._fetcher: LocalFetcher | None = None
@@ -248,7 +248,7 @@ class Pipeline(LoaderPipeline):
         """Begin a pass in the loader's own order. Return its start, which may be the next epoch, and its batches."""
         self._warn_of_no_shards()
         if self.options.shuffle and self.options.shard is None:
-            self._ranks.check_seed(self.options.seed, loader=self.name)
+            self._ranks.check_seed(self.options.seed)
         if start.batches:
             start.check_within(self.num_global_batches(start))
         # If nothing is left of the loaded state's epoch on any rank, this pass becomes the next epoch. But if the loop

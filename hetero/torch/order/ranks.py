@@ -59,6 +59,7 @@ class RankStore:
         _num_loaders[kind] += 1
         self.loader = str(kind[1])
         """Name of the loader, for messages."""
+        self._kind = kind
         self._prefix = f"hetero/{kind}/{_num_loaders[kind]}"
 
     @property
@@ -79,7 +80,7 @@ class RankStore:
         return bool(_store().check([f"{self._prefix}/{key}" for key in keys]))
 
     def set_if_missing(self, key: str, text: str) -> str:
-        """Write a text, unless a rank has written one. Return what is there then."""
+        """Write a text, unless a rank has written one. Return what is there then. Does not wait."""
         return str(_store().compare_set(f"{self._prefix}/{key}", "", text).decode())
 
     def delete(self, key: str) -> None:
@@ -88,45 +89,35 @@ class RankStore:
             _store().delete_key(f"{self._prefix}/{key}")
 
 
-class RankOrders:
+class RankOrders(RankStore):
     """Compares the order of one loader with the orders of the same loader on other ranks.
 
     Args:
-        kind: The properties that loaders with the same batches have in common. Its texts must be equal on all ranks.
+        kind: See `RankStore`.
     """
 
     def __init__(self, *kind: object) -> None:
-        kind = (*kind, _line_of_script())
-        _num_loaders[kind] += 1
-        self._kind = kind
-        self._number = _num_loaders[kind]
-        """Place of this loader among the loaders of its kind in this process. The first place is 1."""
+        super().__init__(*kind)
         self._is_checked = False
         """Whether the seed was compared."""
         self._has_warned = False
         """Whether a warning about shared samples was logged."""
 
-    def check_seed(self, seed: int, *, loader: str) -> None:
+    def check_seed(self, seed: int) -> None:
         """Compare the seed of a shuffled order with that of the first rank that has called this method.
 
         Raises:
             DatasetMismatchError: If the seeds differ.
         """
-        if self._is_checked or (store := _store()) is None:
+        if self._is_checked or not self.is_open:
             return
         self._is_checked = True
         rank = torch.distributed.get_rank()
-        # With ``""``, compare_set stores the text only if no rank has stored one yet. It returns the stored text, and
-        # does not wait.
         with suppress(RuntimeError):  # the rank that holds the store may have ended
-            other, _, found = (
-                store.compare_set(f"hetero/seed/{self._kind}/{self._number}", "", f"{rank} {seed}")
-                .decode()
-                .partition(" ")
-            )
+            other, _, found = self.set_if_missing("seed", f"{rank} {seed}").partition(" ")
             if int(found) != seed:
                 raise DatasetMismatchError(
-                    f"loader {loader:.40}: its seed is {seed} on rank {rank} and {found} on rank {other}\n"
+                    f"loader {self.loader:.40}: its seed is {seed} on rank {rank} and {found} on rank {other}\n"
                     "  Each rank takes its part of the order that the seed gives, so some samples would come twice and "
                     "others never.\n"
                     "  Pass the same seed= or generator on every rank: each sample has a seed of its own anyway. "
