@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import time
@@ -31,7 +32,8 @@ class StoreExchange:
         """Begin of all keys. Another pass has another number, so it does not read old keys."""
         self._rank = rank
         self._world_size = world_size
-        self._written: list[str] = []
+        self._written: list[list[str]] = []
+        """Keys of the latest two steps that this rank has written."""
 
     def agree(self, epoch: int, step: int, end: int | None) -> int | None:
         """Return the lowest end that a rank passes. Wait until all ranks have called this for the step."""
@@ -39,7 +41,14 @@ class StoreExchange:
         self._store.set(f"{key}/{self._rank}", json.dumps(end))
         begin_s = said_s = time.monotonic()
         keys = [f"{key}/{rank}" for rank in range(self._world_size)]
-        while not self._store.check(keys):
+        written = [f"{key}/{self._rank}"]
+        # The last rank to arrive reads the ends of all ranks, and the others read only the lowest one. So the store has
+        # a number of requests per step that grows with the ranks, and not with their square.
+        if self._store.count(f"{key}/count") == self._world_size:
+            ends = [end for each in keys if (end := json.loads(self._store.get(each))) is not None]
+            self._store.set(f"{key}/lowest", json.dumps(min(ends, default=None)))
+            written += [f"{key}/count", f"{key}/lowest"]
+        while not self._store.check([f"{key}/lowest"]):
             if self._store.check([f"{self._prefix}failed"]):
                 raise DatasetMismatchError(
                     f"a batch of rank {self._store.get(f'{self._prefix}failed')} has raised, so the ranks cannot end "
@@ -61,12 +70,12 @@ class StoreExchange:
                     now_s - begin_s,
                 )
             time.sleep(_POLL_S)
-        ends = [end for key in keys if (end := json.loads(self._store.get(key))) is not None]
+        lowest: int | None = json.loads(self._store.get(f"{key}/lowest"))
         # Each rank has read the keys of the step before, because it has passed one for this step.
-        self._written.append(f"{key}/{self._rank}")
+        self._written.append(written)
         while len(self._written) > 2:
-            self._store.delete(self._written.pop(0))
-        return min(ends, default=None)
+            self._delete(self._written.pop(0))
+        return lowest
 
     def fail(self, epoch: int) -> None:
         """Let `agree` raise an error on all other ranks. Does not wait."""
@@ -83,7 +92,10 @@ class StoreExchange:
 
     def close(self) -> None:
         """Delete what this rank has written. Call it when other ranks have read it."""
-        for key in [*self._written, f"{self._prefix}state/{self._rank}"]:
+        self._delete([*itertools.chain(*self._written), f"{self._prefix}state/{self._rank}"])
+
+    def _delete(self, keys: list[str]) -> None:
+        for key in keys:
             self._store.delete(key)
 
     def shared(self, epoch: int) -> list[str]:

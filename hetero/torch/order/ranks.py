@@ -83,6 +83,10 @@ class RankStore:
         """Write a text, unless a rank has written one. Return what is there then. Does not wait."""
         return str(_store().compare_set(f"{self._prefix}/{key}", "", text).decode())
 
+    def count(self, key: str) -> int:
+        """Add 1 to a counter, and return its value. Does not wait."""
+        return int(_store().add(f"{self._prefix}/{key}", 1))
+
     def delete(self, key: str) -> None:
         """Delete a text. Without effect in a store that cannot delete."""
         with suppress(RuntimeError):
