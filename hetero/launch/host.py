@@ -35,7 +35,7 @@ from hetero.launch.reporting.summary import JobHistory, output_folder, write_met
 from hetero.launch.reporting.timeline import Timeline
 from hetero.launch.watchdog import Watchdog
 from hetero.metrics.hosts import HostSampler
-from hetero.metrics.reading import SHARD, slowest_shards
+from hetero.metrics.reading import shard_waits_s, slowest_shards
 from hetero.pool.pool import EndpointPool
 from hetero.report.model import JoinedFacts
 from hetero.system import logs
@@ -370,13 +370,12 @@ class LaunchedHost:
             return {}
         statistics, memory = self.pool.statistics(), self.pool.memory()
         private_bytes, shared_bytes = (None, None) if memory is None else memory
-        waits_s = {name.removeprefix(SHARD): value for name, value in statistics.items() if name.startswith(SHARD)}
         return {
             "endpoints_private_bytes": private_bytes,
             "endpoints_shared_bytes": shared_bytes,
             "endpoints_busy_s": statistics.get("busy_s"),
             "endpoints_wait_s": statistics.get("wait_s"),
-            "shard_waits_s": slowest_shards(waits_s),
+            "shard_waits_s": slowest_shards(shard_waits_s(statistics)),
             "endpoint_slots": self.plan.placement.servers.number * self.plan.placement.servers.num_slots,
             "batches_computed": int(statistics["num_batches"]) if "num_batches" in statistics else None,
         }

@@ -5,9 +5,19 @@ from __future__ import annotations
 import heapq
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["MAX_SHARDS", "SHARD", "SHARD_WAITS_S", "off_cpu_s", "run_delay_s", "slowest_shards", "wait_clock_s"]
+__all__ = [
+    "MAX_SHARDS",
+    "SHARD",
+    "SHARD_WAITS_S",
+    "off_cpu_s",
+    "run_delay_s",
+    "shard_waits_s",
+    "slowest_shards",
+    "wait_clock_s",
+]
 
 MAX_SHARDS = 5
 """Shards that a report names. No measurement chose it: a reader of a report looks at a few."""
@@ -46,3 +56,8 @@ def run_delay_s(thread: str = "thread-self") -> float:
 def slowest_shards(waits_s: dict[str, float]) -> dict[str, float]:
     """Return the entries with the longest waits, at most `MAX_SHARDS`."""
     return dict(heapq.nlargest(MAX_SHARDS, waits_s.items(), key=lambda entry: entry[1]))
+
+
+def shard_waits_s(statistics: Mapping[str, float]) -> dict[str, float]:
+    """Return the waits for shards that are among the statistics of endpoints."""
+    return {name.removeprefix(SHARD): value for name, value in statistics.items() if name.startswith(SHARD)}
