@@ -476,14 +476,8 @@ class LaunchedHost:
             timeline=tuple(self._timeline.events),
         )
         exit_code = self.plan.options.stopped_code if self.was_stopped else int(ExitCode.OK)
-        write_report(
-            self.plan,
-            statuses,
-            history,
-            cause=cause,
-            exit_code=exit_code if cause is None else int(cause.exit_code),
-            folder=self.output_folder,
-        )
+        exit_code = exit_code if cause is None else int(cause.exit_code)
+        write_report(self.plan, statuses, history, cause=cause, exit_code=exit_code, folder=self.output_folder)
 
     def _joined_hosts(self) -> list[JoinedFacts]:
         """Return the data hosts that have joined the running job, including those that have left again."""
