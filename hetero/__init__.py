@@ -6,8 +6,9 @@ data set, `hetero.torch.DataLoader` or `hetero.tf.from_dataset` loads its batche
 logs the quality of the model. `collate_arrays` makes batches without torch. The other
 names are the types that these functions raise and return.
 
-Each name is imported from its module when it is first used. ``import hetero``
-therefore loads neither NumPy nor gRPC nor a deep learning framework.
+Each name, and each of the modules `shards`, `tf` and `torch`, is imported when it is
+first used. ``import hetero`` therefore loads neither NumPy nor gRPC nor a deep learning
+framework.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from hetero import shards as shards
+    from hetero import tf as tf
+    from hetero import torch as torch
     from hetero.batches.collation import collate_arrays
     from hetero.control.rank.metrics import log_metric
     from hetero.control.rank.session import on_stop
@@ -77,8 +81,10 @@ __all__ = [
     "dataset",
     "log_metric",
     "on_stop",
+    # Not the modules, because ``from hetero import *`` must work without TensorFlow.
 ]
 
+_MODULES = ("shards", "tf", "torch")
 _HOMES = {
     "Cache": "hetero.spec",
     "DatasetSpec": "hetero.spec",
@@ -96,12 +102,12 @@ _HOMES = {
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """Import a public name from its module the first time it is used."""
+        """Import a public name from its module, or a module, the first time it is used."""
+        if name in _MODULES:
+            return importlib.import_module(f"hetero.{name}")  # allowed: a module of ours
         if name not in __all__:
-            raise AttributeError(
-                f"module 'hetero' has no attribute {name!r}; it has {', '.join(__all__)}. "
-                "Its modules need an import, such as import hetero.torch"
-            )
+            names = ", ".join((*__all__, *_MODULES))
+            raise AttributeError(f"module 'hetero' has no attribute {name!r}; it has {names}")
         home = importlib.import_module(_HOMES.get(name, "hetero.errors"))  # allowed: a name of ours
         value = getattr(home, name)
         globals()[name] = value
@@ -109,4 +115,4 @@ if not TYPE_CHECKING:
 
 
 def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(__all__))
+    return sorted(set(globals()) | set(__all__) | set(_MODULES))

@@ -90,6 +90,12 @@ def test_public_names_are_sorted_and_exist() -> None:
     assert set(hetero.__all__) <= set(dir(hetero))
 
 
+def test_modules_are_imported_when_they_are_used() -> None:
+    code = "import hetero, sys; assert 'hetero.shards' not in sys.modules; print(hetero.shards.__name__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "hetero.shards\n"
+
+
 def test_unknown_name_says_what_there_is() -> None:
     with pytest.raises(AttributeError, match=r"no attribute 'datasett'; it has .*DatasetSpec"):
         hetero.datasett  # noqa: B018

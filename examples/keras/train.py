@@ -25,7 +25,6 @@ import numpy.typing as npt
 from cv2.typing import MatLike
 
 import hetero
-import hetero.tf
 
 CANVAS_SIZE = 112
 """Height and width of the enlarged digits, in pixels: four times the original."""

@@ -22,7 +22,7 @@ from typing import Any
 
 import tensorflow as tf
 
-import hetero.tf
+import hetero
 
 NUM_CLASSES = 8
 """Four zones of two photographs."""
