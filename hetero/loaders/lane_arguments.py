@@ -8,6 +8,7 @@ from hetero.batches.lanes.pieces import ENDS, GUARANTEES, End, Guarantee
 from hetero.batches.lanes.source import GUARANTEE_LINES
 from hetero.errors import ConfigError
 from hetero.loaders.lanes import LaneOptions
+from hetero.plans.mixtures import Mixture
 
 __all__ = ["check_lanes", "check_no_order"]
 
@@ -22,6 +23,7 @@ def check_lanes(
     snapshot_every: int | None,
     drop_last: bool,
     allow_version_change: bool,
+    shuffle: object = None,
 ) -> LaneOptions | None:
     """Return the options of the lanes of an iterable. None without a guarantee.
 
@@ -43,7 +45,14 @@ def check_lanes(
         raise ConfigError(f"chunk_samples is {chunk_samples!r:.80}, expected an integer of at least 1")
     if snapshot_every is not None and (type(snapshot_every) is not int or not 1 <= snapshot_every <= 2**20):
         raise ConfigError(f"snapshot_every_n_steps is {snapshot_every!r:.80}, expected an integer of at least 1")
+    mixture = shuffle if isinstance(shuffle, Mixture) else None
+    if mixture is not None and (end != "wrap" or mixture.samples is not None):
+        raise ConfigError(
+            'a Mixture of iterables begins each of them again at its end, so it needs end="wrap" and no samples=\n'
+            "  Count the steps in the training loop."
+        )
     return LaneOptions(
+        mixture=mixture,
         guarantee=cast(Guarantee, guarantee),
         end=cast(End, end),
         num_lanes=lanes,
@@ -61,7 +70,7 @@ def check_no_order(*, shuffle: object, sampler: object, batch_size: int | None, 
     Raises:
         ConfigError: If one of them was passed.
     """
-    if shuffle:
+    if shuffle and not isinstance(shuffle, Mixture):
         raise ConfigError("shuffle= needs an index\n  Shuffle in the iterable itself, with a fixed seed.")
     if sampler is not None:
         raise ConfigError("sampler= and batch_sampler= need an index; the iterable itself decides its order")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from base64 import b64decode, b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -18,7 +18,9 @@ from hetero.errors import ConfigError, DatasetError, ProtocolError
 from hetero.loaders.prefetching import Batches, EpochRequests
 from hetero.loaders.sampling import PlannedBatch, Shard
 from hetero.metrics.steps import Extent
+from hetero.plans.lane_mixtures import MixedLanes
 from hetero.plans.lanes import LaneLayout, LanePart
+from hetero.plans.mixtures import Mixture
 
 __all__ = ["LaneBatches", "LaneOptions", "LanePasses", "Lanes", "RankExchange"]
 
@@ -29,6 +31,8 @@ logger = logging.getLogger(__name__)
 class LaneOptions:
     """Options of a loader of lanes. The framework's loader class has checked them."""
 
+    mixture: Mixture | None = None
+    """Shares of several iterables."""
     guarantee: Guarantee
     end: End
     num_lanes: int | None
@@ -111,7 +115,14 @@ class LanePasses:
         self._stated = state or {}
 
     def begin(
-        self, *, epoch: int, step: int, batch_size: int, shard: Shard, exchange: RankExchange | None = None
+        self,
+        *,
+        epoch: int,
+        step: int,
+        batch_size: int,
+        shard: Shard,
+        exchange: RankExchange | None = None,
+        names: Sequence[str] = (),
     ) -> None:
         """Begin a pass.
 
@@ -121,14 +132,17 @@ class LanePasses:
             batch_size: Samples of a batch on each rank.
             shard: This rank.
             exchange: Connects the ranks. None for a single rank.
+            names: Names of the sources of the mixture. Empty without one.
 
         Raises:
-            ConfigError: If the lanes cannot be divided over the ranks, or the state has other lanes.
+            ConfigError: If the lanes cannot be divided over the ranks, the state has other lanes, or the data set lacks
+                a source of the mixture.
         """
         options, stated = self._options, self._stated
         num_lanes = options.num_lanes or stated.get("num_lanes") or options.lanes_per_rank * shard.world_size
         chunk_samples = options.chunk_samples or stated.get("chunk_samples") or batch_size
         known: dict[int, _Lane] = {}
+        mixed: Mapping[str, Any] | None = None
         loaded, self._loaded = self._loaded, None
         if loaded is not None and step and loaded[0] == epoch:
             found = loaded[1]["num_lanes"], loaded[1]["chunk_samples"]
@@ -138,19 +152,25 @@ class LanePasses:
                     f"row, this loader has {num_lanes} and {chunk_samples}\n"
                     "  Pass the same lanes= and chunk_samples=. At the end of an epoch they may change."
                 )
-            known = _unpacked(loaded[1]["snapshots"])
-        layout = LaneLayout(num_lanes=num_lanes, chunk_samples=chunk_samples)
+            known, mixed = _unpacked(loaded[1]["snapshots"]), loaded[1].get("mixture")
+        layout = LaneLayout(num_lanes=num_lanes, chunk_samples=chunk_samples, num_sources=max(1, len(names)))
         layout.check(batch_size=batch_size, world_size=shard.world_size)
+        global_batch = batch_size * shard.world_size
+        mixture = options.mixture
+        order = (
+            layout if mixture is None else MixedLanes(layout, mixture, names, global_batch=global_batch, start=mixed)
+        )
         self._passes = dict([*self._passes.items()][-1:])
         self._passes[epoch] = Lanes(
             options,
             layout,
+            order,
             name=self._name,
             extent=self._extent,
             exchange=exchange,
             epoch=epoch,
             step=step,
-            num_steps=layout.steps_between(global_batch=batch_size * shard.world_size),
+            num_steps=layout.steps_between(global_batch=global_batch),
             known=known,
         )
 
@@ -177,6 +197,7 @@ class Lanes:
     Args:
         options: The loader's options.
         layout: The lanes.
+        order: Says what each batch takes of them: the layout itself, or a mixture.
         name: Name of the loader, for messages.
         extent: Counts how often a lane is begun anew.
         exchange: Connects the ranks. None for a single rank.
@@ -190,6 +211,7 @@ class Lanes:
         self,
         options: LaneOptions,
         layout: LaneLayout,
+        order: LaneLayout | MixedLanes,
         *,
         name: str,
         extent: Extent,
@@ -205,6 +227,7 @@ class Lanes:
         """The first step that not all ranks have. None if it is not known."""
         self.num_lanes = layout.num_lanes
         self._layout = layout
+        self._order = order
         self._name = name
         self._extent = extent
         self._epoch = epoch
@@ -227,7 +250,7 @@ class Lanes:
             for rank in ranks:
                 if (self.end_step is not None and number >= self.end_step) or len(self._dry) >= layout.num_lanes:
                     return
-                parts = layout.parts(number, batch_size=batch_size, rank=rank, world_size=world_size)
+                parts = self._order.parts(number, batch_size=batch_size, rank=rank, world_size=world_size)
                 pieces = tuple(self._piece(part) for part in parts if part.lane not in self._dry)
                 if pieces:
                     work = LaneWork(pieces=pieces, rules=self._rules(layout))
@@ -317,13 +340,10 @@ class Lanes:
         for text in [] if self.exchange is None else self.exchange.shared(self._epoch):
             lanes |= _unpacked(text)
         lanes |= dict(self._lanes)
-        return {
-            "num_lanes": layout.num_lanes,
-            "chunk_samples": layout.chunk_samples,
-            "snapshots": _packed(
-                {number: each.until(layout.place(number, position)) for number, each in lanes.items()}
-            ),
-        }
+        order = self._order
+        found = {number: each.until(order.place(number, position)) for number, each in lanes.items()}
+        state = {"num_lanes": layout.num_lanes, "chunk_samples": layout.chunk_samples, "snapshots": _packed(found)}
+        return state | ({"mixture": order.start_before(position)} if isinstance(order, MixedLanes) else {})
 
     def _lane(self, number: int) -> _Lane:
         """Return what is known of a lane."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import logging
 import os
@@ -20,6 +21,7 @@ from hetero.batches.build import BuiltDataset
 from hetero.batches.failures import raising_user_types
 from hetero.batches.fetch import Description
 from hetero.batches.indexed import IndexedWork
+from hetero.batches.lanes.work import LaneWork
 from hetero.batches.request import BatchRequest, SampleErrorPolicy, Work
 from hetero.control.rank import session as control
 from hetero.errors import ConfigError
@@ -76,8 +78,7 @@ class LoaderOptions:
     lanes: LaneOptions | None = None
     """Options of the lanes of an iterable. None for a data set with an index."""
     order: str = "hetero"
-    """Order of a shuffled epoch: ``hetero``, ``torch`` for the permutation of torch's samplers, ``window`` or
-    ``mixture``."""
+    """Order of a shuffled epoch: ``hetero``, ``torch`` (the permutation of its samplers), ``window`` or ``mixture``."""
     mixture: Mixture | None = None
     """Shares of the sources, if `order` is ``mixture``."""
     requests_next_epoch: bool = True
@@ -239,9 +240,17 @@ class LoaderPipeline(LoaderTiming):
 
     def samples_by_source(self, work: Work) -> dict[str, int] | None:
         """Return how many samples of a batch are of each source of a `hetero.Mixture`. None without one."""
+        if self.options.mixture is not None and isinstance(work, LaneWork):
+            return work.samples_by_source(self.source_names)
         if not isinstance(self._plan, MixturePlan) or not isinstance(work, IndexedWork):
             return None
         return self._plan.count(np.asarray(work.indices))
+
+    @functools.cached_property
+    def source_names(self) -> tuple[str, ...]:
+        """Names of the sources of the data set. Empty without a `hetero.Mixture`."""
+        with raising_user_types():
+            return () if self.options.mixture is None else tuple(source.name for source in self._sources())
 
     def _sources(self) -> Sequence[Source]:
         """Return the parts of the data set that a plan may draw from."""

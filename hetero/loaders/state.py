@@ -147,7 +147,7 @@ def _is_left(left: object) -> bool:
 
 def _is_lanes(lanes: object) -> bool:
     """Return whether a value has the form of `LoaderState.lanes`."""
-    if not isinstance(lanes, Mapping) or set(lanes) != {"num_lanes", "chunk_samples", "snapshots"}:
+    if not isinstance(lanes, Mapping) or set(lanes) - {"mixture"} != {"num_lanes", "chunk_samples", "snapshots"}:
         return False
     numbers = lanes["num_lanes"], lanes["chunk_samples"]
     return all(type(number) is int and 1 <= number < 2**20 for number in numbers) and isinstance(

@@ -35,6 +35,13 @@ class LaneLayout:
     """Lanes of all ranks together, at least 1."""
     chunk_samples: int
     """Samples that follow each other in the pass and come from one lane, at least 1."""
+    num_sources: int = 1
+    """Sources of a `hetero.Mixture`. Each has `num_lanes` lanes, see `hetero.plans.lane_mixtures`."""
+
+    @property
+    def num_all_lanes(self) -> int:
+        """Lanes of all sources together."""
+        return self.num_lanes * self.num_sources
 
     def check(self, *, batch_size: int, world_size: int) -> None:
         """Check that the lanes can be divided over the chunks of a global batch, and the chunks over the ranks.

@@ -20,7 +20,7 @@ from hetero.plans.permutations import keys_of, mixed, permuted
 from hetero.plans.plan import Source
 from hetero.plans.windows import LaneRows
 
-__all__ = ["Mixture", "MixtureOrder", "MixturePlan"]
+__all__ = ["Mixture", "MixtureOrder", "MixturePlan", "next_counts"]
 
 _Weights = Mapping[str, float]
 
@@ -67,6 +67,19 @@ class Mixture:
         total = math.fsum(weights.values())
         return [weights[name] / total for name in self.names]
 
+    def check_names(self, names: Sequence[str]) -> None:
+        """Check that a data set has the sources of the mixture.
+
+        Raises:
+            ConfigError: If the names differ.
+        """
+        if set(names) != set(self.names):
+            raise ConfigError(
+                f"the Mixture has the sources {', '.join(self.names)}, and the data set has "
+                f"{', '.join(name for name in names if name) or 'none with a name'}\n"
+                "  Return hetero.Sources(name=data_set, ...) from the registered function, with the same names."
+            )
+
     def digest(self) -> str:
         """Return a digest of the names and of the shares in some steps, for the state of a loader."""
         steps = [0] if self.is_constant else [0, *(2**exponent for exponent in range(24))]
@@ -97,12 +110,7 @@ class MixturePlan:
 
     def __init__(self, mixture: Mixture, sources: Sequence[Source], *, fraction: float = 1.0) -> None:
         by_name = {source.name: source for source in sources}
-        if by_name.keys() != set(mixture.names):
-            raise ConfigError(
-                f"the Mixture has the sources {', '.join(mixture.names)}, and the data set has "
-                f"{', '.join(name for name in by_name if name) or 'none with a name'}\n"
-                "  Return hetero.Sources(name=data_set, ...) from the registered function, with the same names."
-            )
+        mixture.check_names(list(by_name))
         if empty := [name for name, source in by_name.items() if not source.num_samples]:
             raise ConfigError(f"source {empty[0]} of the Mixture has no samples")
         self._mixture = mixture
@@ -225,7 +233,7 @@ class MixtureOrder:
         for number in range(len(self._counts), num_steps):
             if not self._mixture.is_constant:
                 shares = self._mixture.shares(self._first_step + number)
-            counts[number] = self._next_counts(shares)
+            counts[number], self._credits = next_counts(shares, self._credits, self._global_batch)
         self._counts = counts
         self._begins = np.zeros_like(counts)
         for kind, source in enumerate(self._sources):
@@ -233,17 +241,23 @@ class MixtureOrder:
                 own = counts[lane :: source.num_lanes, kind]
                 self._begins[lane :: source.num_lanes, kind] = np.cumsum(own) - own
 
-    def _next_counts(self, shares: Sequence[float]) -> list[int]:
-        """Return the samples of each source in the next step."""
-        # Lists, because arrays of a few numbers take twice as long.
-        wanted = [credit + share * self._global_batch for credit, share in zip(self._credits, shares, strict=True)]
-        counts = [max(0, math.floor(each)) for each in wanted]
-        # The largest rests get one more until the sum fits, or the smallest ones get one fewer.
-        missing = self._global_batch - sum(counts)
-        by_rest = sorted(range(len(wanted)), key=lambda kind: counts[kind] - wanted[kind])
-        for kind in by_rest[: max(missing, 0)]:
-            counts[kind] += 1
-        for kind in [kind for kind in reversed(by_rest) if counts[kind]][: max(-missing, 0)]:
-            counts[kind] -= 1
-        self._credits = [each - count for each, count in zip(wanted, counts, strict=True)]
-        return counts
+
+def next_counts(shares: Sequence[float], rests: Sequence[float], num_samples: int) -> tuple[list[int], list[float]]:
+    """Return the samples of each source in the next step, and what each has got too little after it.
+
+    Args:
+        shares: Share of each source. Their sum is 1.
+        rests: What each source has got too little before.
+        num_samples: Samples of the step.
+    """
+    # Lists, because arrays of a few numbers take twice as long.
+    wanted = [rest + share * num_samples for rest, share in zip(rests, shares, strict=True)]
+    counts = [max(0, math.floor(each)) for each in wanted]
+    # The largest rests get one more until the sum fits, or the smallest ones get one fewer.
+    missing = num_samples - sum(counts)
+    by_rest = sorted(range(len(wanted)), key=lambda kind: counts[kind] - wanted[kind])
+    for kind in by_rest[: max(missing, 0)]:
+        counts[kind] += 1
+    for kind in [kind for kind in reversed(by_rest) if counts[kind]][: max(-missing, 0)]:
+        counts[kind] -= 1
+    return counts, [each - count for each, count in zip(wanted, counts, strict=True)]

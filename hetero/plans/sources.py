@@ -1,37 +1,55 @@
-"""`Sources`: several data sets as one, with a name for each."""
+"""`Sources`: several data sets as one, with a name for each. `IterableSources`: the same with iterables."""
 
 from __future__ import annotations
 
 import bisect
 import itertools
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-from hetero.errors import ConfigError
-from hetero.plans.plan import Source
+import numpy as np
 
-__all__ = ["Sources"]
+from hetero.errors import ConfigError
+from hetero.plans.permutations import keys_of
+from hetero.plans.plan import Source
+from hetero.plans.windows import LaneRows
+
+__all__ = ["IterableSources", "Sources"]
+
+_DRAWN_ROWS = 256
+"""Rows of a lane that are drawn at once. Drawing one or 256 takes 0.1 ms. No measurement chose the number."""
 
 
 class Sources:
     """A map-style data set of several data sets, one after the other. Return it from a registered function.
 
-    A loader with a `hetero.Mixture` draws from the data sets in the shares that it states.
+    A loader with a `hetero.Mixture` draws from the data sets in the shares that it states. If one of them is iterable,
+    the object is iterable too: an `IterableSources`.
 
     Args:
-        datasets: Map-style data sets by their names.
+        datasets: Data sets by their names.
 
     Raises:
-        ConfigError: If there is no data set, or one lacks a length.
+        ConfigError: If there is no data set, or one can neither be indexed nor iterated.
     """
 
-    def __init__(self, **datasets: Any) -> None:
+    def __new__(cls, **datasets: Any) -> Any:
+        """Return the sources of iterables if there is one."""
         if not datasets:
             raise ConfigError("hetero.Sources has no data sets. Pass each with a name: Sources(web=..., code=...)")
         for name, dataset in datasets.items():
-            if not (hasattr(type(dataset), "__len__") and hasattr(type(dataset), "__getitem__")):
+            # An iterator could be read only once, and not in lanes.
+            is_iterable = hasattr(type(dataset), "__iter__") and not hasattr(type(dataset), "__next__")
+            if not (_has_index(dataset) or is_iterable or hasattr(dataset, "hetero_split")):
                 raise ConfigError(
-                    f"source {name} is a {type(dataset).__name__}, expected a data set with __len__ and __getitem__"
+                    f"source {name} is a {type(dataset).__name__}, expected a data set with __len__ and __getitem__, "
+                    "or an iterable"
                 )
+        return super().__new__(cls) if all(map(_has_index, datasets.values())) else IterableSources(datasets)
+
+    def __init__(self, **datasets: Any) -> None:
         self._names = tuple(datasets)
         self._datasets = tuple(datasets.values())
         self._ends = list(itertools.accumulate(map(len, self._datasets)))
@@ -85,3 +103,81 @@ def _layout_of(dataset: Any) -> Any:
     """Return which samples of a data set lie together. None if it does not know."""
     sources: Any = getattr(dataset, "sources", ())
     return sources[0].layout if len(sources) == 1 and isinstance(sources[0], Source) else None
+
+
+class IterableSources:
+    """Several iterables. Only a loader with a `hetero.Mixture` can read them.
+
+    Args:
+        datasets: Iterables by their names. Those with an index give their samples shuffled.
+    """
+
+    def __init__(self, datasets: dict[str, Any]) -> None:
+        self.datasets = tuple(
+            _Shuffled(name, dataset) if _has_index(dataset) else dataset for name, dataset in datasets.items()
+        )
+        self._names = tuple(datasets)
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """The names of the iterables. Their numbers of samples are not known."""
+        return tuple(Source(name=name, num_samples=0) for name in self._names)
+
+    def hetero_split(self, lane: int, num_lanes: int) -> Any:
+        """Raise an error, because a lane is a part of one of the sources."""
+        raise ConfigError("hetero.Sources of iterables need a loader with shuffle=hetero.Mixture(...)")
+
+
+class _Shuffled:
+    """A data set with an index as a source of lanes. Its rows are shuffled, within windows if it knows its files.
+
+    Args:
+        name: Name of the source.
+        dataset: The data set.
+    """
+
+    def __init__(self, name: str, dataset: Any) -> None:
+        self._name = name
+        self._dataset = dataset
+
+    def hetero_split(self, lane: int, num_lanes: int) -> _ShuffledLane:
+        """Return the part of a lane."""
+        return _ShuffledLane(self._name, self._dataset, lane, num_lanes)
+
+
+class _ShuffledLane:
+    """A part of a data set with an index. See `_Shuffled`."""
+
+    def __init__(self, name: str, dataset: Any, lane: int, num_lanes: int) -> None:
+        self._name = name
+        self._dataset = dataset
+        self._lane, self._num_lanes = lane, num_lanes
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next order be that of an epoch."""
+        self._epoch = epoch
+
+    def hetero_iterate(self, position: int) -> Iterator[Any]:
+        """Yield the samples from a position of the lane on."""
+        layout, num_samples, num_lanes = _layout_of(self._dataset), len(self._dataset), self._num_lanes
+        keys = keys_of(f"lanes/{self._name}", 0, self._epoch)
+        if layout is None:
+            rows, lane, places = LaneRows(num_samples, keys), 0, np.arange(self._lane, num_samples, num_lanes)
+        else:
+            # The windows of all lanes together stay as large.
+            window_rows = max(1, layout.window_rows * layout.num_lanes // num_lanes)
+            rows, lane = LaneRows(replace(layout, num_lanes=num_lanes, window_rows=window_rows), keys), self._lane
+            places = np.arange(rows.size(lane))
+        for begin in range(position, len(places), _DRAWN_ROWS):
+            drawn, _ = rows.draw(lane, places[begin : begin + _DRAWN_ROWS])
+            for row in drawn.tolist():
+                yield self._dataset[row]
+
+
+def _has_index(dataset: Any) -> bool:
+    kind, torch_data = type(dataset), sys.modules.get("torch.utils.data")
+    # torch's IterableDataset has a ``__getitem__``, which only raises.
+    if torch_data is not None and issubclass(kind, torch_data.IterableDataset):
+        return False
+    return hasattr(kind, "__len__") and hasattr(kind, "__getitem__")

@@ -221,6 +221,10 @@ class LaneRows:
         self._begins = [lane * num_rows // self.num_lanes for lane in range(self.num_lanes + 1)]
         """First row of each lane in the sequence of the permuted units, and the end of the last one."""
 
+    def size(self, lane: int) -> int:
+        """Return the number of rows of a lane. 0 if there is no such lane."""
+        return self._begins[lane + 1] - self._begins[lane] if lane < self.num_lanes else 0
+
     def draw(self, lane: int, places: _Rows) -> tuple[_Rows, _Rows]:
         """Return rows of a lane, and how often the lane has given each of them before.
 

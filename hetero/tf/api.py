@@ -180,6 +180,7 @@ def from_dataset(
         snapshot_every=1,
         drop_last=drop_last,
         allow_version_change=allow_version_change,
+        shuffle=shuffle,
     )
     if lane_options is not None:
         check_no_order(shuffle=shuffle, sampler=None, batch_size=batch_size, policy=policy)

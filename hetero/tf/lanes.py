@@ -66,7 +66,7 @@ class LaneFeed(Feed):
 
     def plan(self, epoch: int, shard: Shard, start: int) -> Iterator[PlannedBatch]:
         """Begin the lanes of a pass, and yield its batches on this rank."""
-        self.lanes.begin(epoch=epoch, step=start, batch_size=self._batch_size, shard=shard)
+        self.lanes.begin(epoch=epoch, step=start, batch_size=self._batch_size, shard=shard, names=self.source_names)
         ranks = range(shard.rank, shard.rank + 1)
         return self.lanes.of(epoch).plan(start, batch_size=self._batch_size, world_size=shard.world_size, ranks=ranks)
 
@@ -93,7 +93,9 @@ class LaneFeed(Feed):
             work=LaneWork(
                 pieces=(LanePiece(part=LanePart(lane=0, place=0, num_samples=size)),),
                 rules=LaneRules(
-                    layout=LaneLayout(num_lanes=num_lanes, chunk_samples=size),
+                    layout=LaneLayout(
+                        num_lanes=num_lanes, chunk_samples=size, num_sources=max(1, len(self.source_names))
+                    ),
                     guarantee=self._options.guarantee,
                     end="rest",
                 ),
@@ -135,6 +137,7 @@ class LaneFeed(Feed):
             global_batch=self._batch_size * self.shard().world_size,
             dataset=self.dataset_name,
             arguments=self.arguments_digest,
+            plan=None if self._options.mixture is None else self._options.mixture.digest(),
         )
 
     def _open(

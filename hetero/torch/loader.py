@@ -109,8 +109,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             Endpoints cannot serve such an object.
         batch_size: Samples per batch on each rank. None delivers single samples.
         shuffle: Whether to permute the samples of every epoch. ``"window"`` shuffles the rows of files that
-            `hetero.shards` reads within windows, so that each file is read in one go. A `hetero.Mixture` draws from
-            the sources of a data set in given shares.
+            `hetero.shards` reads within windows, so each file is read in one go. A `hetero.Mixture` draws from sources.
         sampler: Yields indices: integers, floats, bool, str, bytes, None, or tuples and lists of these.
         batch_sampler: Yields lists of indices.
         num_workers: Local processes. Ignored if batches come from endpoints.
@@ -240,6 +239,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             snapshot_every=snapshot_every_n_steps,
             drop_last=drop_last,
             allow_version_change=allow_version_change,
+            shuffle=shuffle,
         )
         if lane_options is not None:
             check_no_order(shuffle=shuffle, sampler=user_sampler, batch_size=batch_size, policy=policy)

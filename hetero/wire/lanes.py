@@ -25,6 +25,7 @@ def write(message: pb.FetchRequest, work: LaneWork) -> None:
     rules = work.rules
     lanes = pb.Lanes(
         num_lanes=rules.layout.num_lanes,
+        num_sources=rules.layout.num_sources,
         chunk_samples=rules.layout.chunk_samples,
         guarantee=rules.guarantee,
         end=rules.end,
@@ -71,7 +72,9 @@ def read(message: pb.FetchRequest, limits: Limits) -> LaneWork:
     return LaneWork(
         pieces=pieces,
         rules=LaneRules(
-            layout=LaneLayout(num_lanes=lanes.num_lanes, chunk_samples=lanes.chunk_samples),
+            layout=LaneLayout(
+                num_lanes=lanes.num_lanes, chunk_samples=lanes.chunk_samples, num_sources=max(1, lanes.num_sources)
+            ),
             guarantee=cast(Guarantee, lanes.guarantee),
             end=cast(End, lanes.end),
             snapshot_every=lanes.snapshot_every,
@@ -86,7 +89,8 @@ def _piece(message: pb.LanePiece, lanes: pb.Lanes) -> LanePiece:
         snapshot = Snapshot(place=found.place, chain=found.chain, state=found.state, library=found.library)
     places = (message.known_place, 0 if snapshot is None else snapshot.place)
     # Random keys are made of signed 64-bit numbers of lane and place.
-    is_valid = message.lane < lanes.num_lanes < 2**20 and message.place < 2**40 and max(places) <= message.place
+    num_lanes = lanes.num_lanes * max(1, lanes.num_sources)
+    is_valid = message.lane < num_lanes < 2**20 and message.place < 2**40 and max(places) <= message.place
     if not (is_valid and message.num_samples):
         raise ProtocolError(f"a request has no valid samples {message.place} of lane {message.lane}")
     return LanePiece(

@@ -1,4 +1,4 @@
-"""Seeded fault schedules over lanes and over shards: is any sample lost, repeated or out of order?
+"""Seeded fault schedules over lanes, mixtures and shards: is any sample lost, repeated or out of order?
 
     python -m tests.lanes.schedules --count 1000
 
@@ -29,6 +29,8 @@ from hetero.batches.request import BatchRequest
 from hetero.loaders.lanes import LaneOptions, LanePasses, Lanes, _packed
 from hetero.loaders.sampling import BuiltInOrder, PlannedBatch, Shard
 from hetero.metrics.steps import Extent
+from hetero.plans.mixtures import Mixture
+from hetero.plans.sources import Sources
 from hetero.plans.windows import WindowPlan
 from hetero.spec import DatasetSpec
 from hetero.wire.requests import from_proto, parse_request, serialize
@@ -108,7 +110,8 @@ class _Rank:
     def __init__(self, options: LaneOptions, exchange: _Exchange, state: Any, step: int, batch: int, shard: Shard):
         passes = LanePasses(options, name="schedule", extent=Extent())
         passes.load(0, state)
-        passes.begin(epoch=0, step=step, batch_size=batch, shard=shard, exchange=exchange)
+        names = ("many", "few") if options.mixture else ()
+        passes.begin(epoch=0, step=step, batch_size=batch, shard=shard, exchange=exchange, names=names)
         self.lanes = passes.of(0)
         ranks = range(shard.rank, shard.rank + 1)
         self.planned = self.lanes.plan(step, batch_size=batch, world_size=shard.world_size, ranks=ranks)
@@ -137,7 +140,8 @@ def lanes_schedule(seed: int) -> str:
     """Run a schedule over lanes. Return what it violated, or an empty text."""
     chance = random.Random(seed)
     guarantee, kind = chance.choice(_KINDS)
-    end: Any = chance.choice(["stop", "rest"])
+    mixture = chance.choice([None, None, Mixture(lambda step: {"few": 1 + step % 3, "many": 3})])
+    end: Any = chance.choice(["stop", "rest"]) if mixture is None else "wrap"
     worlds = [world for world in (1, 2, 4, 8) if world <= chance.choice([2, 4, 8])]
     chunk, num_chunks = chance.choice([1, 2, 4]), max(worlds)
     global_batch = chunk * num_chunks
@@ -152,28 +156,30 @@ def lanes_schedule(seed: int) -> str:
         snapshot_every=chance.choice([1, 1, 3]),
         drops_rest=False,
         allow_version_change=False,
+        mixture=mixture,
     )
+    # Lanes that begin again have no end.
+    last_step = chance.randint(10, 40) if mixture else 10**9
+
+    def make() -> Any:
+        return Sources(many=kind(num_samples), few=kind(num_lanes + 3)) if mixture else kind(num_samples)
 
     def run(chance: random.Random, worlds: list[int], *, disturb: bool) -> dict[int, list[list[Any]]]:
-        hosts = Hosts(chance if disturb else random.Random(0), lambda: kind(num_samples))
+        hosts = Hosts(chance if disturb else random.Random(0), make)
         delivered: dict[int, list[list[Any]]] = {}
         step, state, is_over = 0, None, False
-        while not is_over:
+        while not is_over and step < last_step:
             world = chance.choice(worlds)
             exchange = _Exchange()
             batch = global_batch // world
             ranks = [_Rank(options, exchange, state, step, batch, Shard(rank, world)) for rank in range(world)]
             exchange.ranks = [rank.lanes for rank in ranks]
-            lasts = chance.randint(1, 12) if disturb else 10**9
-            for _ in range(lasts):
+            for _ in range(min(chance.randint(1, 12) if disturb else 10**9, last_step - step)):
                 found = [rank.receive(hosts, chance) for rank in ranks]
-                if all(each is None for each in found):
-                    is_over = True
-                    break
                 for rank in ranks:
                     rank.lanes.agree(step)
-                if any(rank.lanes.is_over(step) for rank in ranks):
-                    is_over = True
+                is_over = all(each is None for each in found) or any(rank.lanes.is_over(step) for rank in ranks)
+                if is_over:
                     break
                 for each in found:
                     if each is not None:

@@ -37,7 +37,7 @@ def pieces(draw: st.DrawFn) -> LanePiece:
 @st.composite
 def works(draw: st.DrawFn) -> LaneWork:
     rules = LaneRules(
-        layout=LaneLayout(num_lanes=NUM_LANES, chunk_samples=draw(st.integers(1, 2**20))),
+        layout=LaneLayout(num_lanes=NUM_LANES // 5, chunk_samples=draw(st.integers(1, 2**20)), num_sources=5),
         guarantee=draw(st.sampled_from(GUARANTEES)),  # type: ignore[arg-type]
         end=draw(st.sampled_from(ENDS)),  # type: ignore[arg-type]
         snapshot_every=draw(st.integers(1, 2**32 - 1)),

@@ -49,7 +49,10 @@ class LaneOrigin:
     """Seeds all generators with a key."""
     info_seed: int
     """Seed in torch's worker info."""
+    number: int
+    """Number of the lane among those of all sources. Random draws depend on it."""
     lane: int
+    """Number of the lane among those of this source."""
     num_lanes: int
     seed: int
     epoch: int
@@ -186,7 +189,7 @@ class LaneIterator:
     def _read(self) -> bool:
         """Read one sample. Return whether there was one."""
         origin, place = self.origin, self.read_place
-        origin.seed_all(sample_key(origin.seed, origin.epoch, (origin.lane, place), 0))
+        origin.seed_all(sample_key(origin.seed, origin.epoch, (origin.number, place), 0))
         try:
             sample = next(self._opened)
         except StopIteration:
@@ -242,8 +245,9 @@ class LaneIterator:
 
     def _open(self, state: Any | None) -> Opened:
         origin = self.origin
-        origin.seed_all(sample_key(origin.seed, origin.epoch, (origin.lane, -1 - self._round), 0))
-        return open_part(origin.source, origin.lane, origin.num_lanes, origin.epoch, state)
+        origin.seed_all(sample_key(origin.seed, origin.epoch, (origin.number, -1 - self._round), 0))
+        # A lane that begins again has the order of the next epoch.
+        return open_part(origin.source, origin.lane, origin.num_lanes, origin.epoch + self._round, state)
 
     def _as_lane(self) -> Any:
         origin = self.origin

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from hashlib import blake2b
 from typing import Any
@@ -11,6 +11,7 @@ from hetero.batches.failures import Cancelled, check_not_exit, dataset_error, ex
 from hetero.batches.lanes.iterator import LaneIterator, LaneOrigin, Snapshot
 from hetero.batches.lanes.pieces import LanePiece, LaneRules, PieceReport
 from hetero.errors import ConfigError, DatasetError
+from hetero.plans.sources import IterableSources
 
 __all__ = ["GUARANTEE_LINES", "LaneSource", "iterable_problem"]
 
@@ -57,7 +58,8 @@ class LaneSource:
     """
 
     def __init__(self, source: Any, *, name: str, info_seed: int) -> None:
-        if getattr(source, "_distributed", None) is not None:  # of Hugging Face's data sets
+        parts = source.datasets if isinstance(source, IterableSources) else (source,)
+        if any(getattr(part, "_distributed", None) is not None for part in parts):  # of Hugging Face's data sets
             raise ConfigError(
                 "the data set is a part for one rank already (split_dataset_by_node)\n"
                 "  Leave this out. The loader divides the lanes over the ranks."
@@ -67,8 +69,8 @@ class LaneSource:
         self._name = name
         self._iterators: dict[tuple[int, int, int], LaneIterator] = {}
         """The latest iterators by seed, epoch and lane. The one that was used last is the last."""
-        self._tested: set[str] = set()
-        """Guarantees that were tested."""
+        self._tested: set[tuple[str, int]] = set()
+        """Guarantees that were tested, each with the number of a lane."""
 
     def take(
         self,
@@ -92,11 +94,13 @@ class LaneSource:
             dataset_error, dataset=self._name, host=host, stage="sample", sample_index=(part.lane, part.place)
         )
         try:
+            number, lane = divmod(part.lane, rules.layout.num_lanes)
             origin = LaneOrigin(
-                source=self.source,
+                source=self._sources(rules.layout.num_sources)[number],
                 seed_all=seed_all,
                 info_seed=self._info_seed,
-                lane=part.lane,
+                number=part.lane,
+                lane=lane,
                 num_lanes=rules.layout.num_lanes,
                 seed=seed,
                 epoch=epoch,
@@ -112,6 +116,20 @@ class LaneSource:
             found = str(exc) if isinstance(exc, ConfigError) else exc
             raise error(found) from exc
 
+    def _sources(self, num_sources: int) -> Sequence[Any]:
+        """Return the iterables, one for each source of a mixture.
+
+        Raises:
+            ConfigError: If the data set has another number of sources.
+        """
+        found = self.source.datasets if isinstance(self.source, IterableSources) else (self.source,)
+        if len(found) != num_sources:
+            raise ConfigError(
+                f"the data set has {len(found)} iterables, and the loader has {num_sources}\n"
+                "  For hetero.Sources of iterables, pass the loader shuffle=hetero.Mixture(...) with their shares."
+            )
+        return found
+
     def _take(
         self, rules: LaneRules, piece: LanePiece, origin: LaneOrigin, cancelled: Callable[[], bool] | None
     ) -> tuple[list[Any], PieceReport]:
@@ -122,7 +140,8 @@ class LaneSource:
         iterator.read_until(part.place, cancelled, kept=kept)
         # With "stop", all ranks must know one chunk ahead that the lane goes on.
         iterator.read_until((part.place // chunk + 2) * chunk if rules.end == "stop" else end, cancelled)
-        if part.lane == part.place == 0 and rules.guarantee not in ("at-most-once", *self._tested):
+        is_first = origin.lane == part.place == 0
+        if is_first and rules.guarantee != "at-most-once" and (rules.guarantee, origin.number) not in self._tested:
             self._test(rules, iterator, cancelled)
         first = b""
         if part.place == 0:
@@ -174,7 +193,7 @@ class LaneSource:
         iterator = LaneIterator(origin, snapshot, every=every, place=part.place if goes_on else 0)
         self._iterators[key] = iterator
         # The lanes of a training and of a validation may be open, or those of two passes.
-        while len(self._iterators) > 2 * rules.layout.num_lanes:
+        while len(self._iterators) > 2 * rules.layout.num_all_lanes:
             self._iterators.pop(next(iter(self._iterators)))
         begun_at = iterator.first_place
         if every and not iterator.has_state:
@@ -216,15 +235,17 @@ class LaneSource:
             raise
         except Exception as error:
             raise ConfigError(
-                f"lane 0 cannot go on after its state at sample {place} is loaded: {exception_line(error)}. Leave out "
-                f"steps whose state cannot be loaded, such as a shuffle. {_OTHER_GUARANTEES}"
+                f"lane {origin.number} cannot go on after its state at sample {place} is loaded: "
+                f"{exception_line(error)}. Leave out steps whose state cannot be loaded, such as a shuffle. "
+                f"{_OTHER_GUARANTEES}"
             ) from error
-        self._tested.add(rules.guarantee)
+        self._tested.add((rules.guarantee, origin.number))
         if other.chain_at(other.read_place) == iterator.chain_at(iterator.read_place):
             return
         if not place:
-            raise ConfigError(_UNREPEATABLE.format(0, iterator.read_place))
+            raise ConfigError(_UNREPEATABLE.format(origin.number, iterator.read_place))
         raise ConfigError(
-            f"lane 0 gives other samples after its state at sample {chunk} is loaded. The state does not hold all that "
-            f"the samples depend on, such as the buffer of a shuffle. Leave the shuffle out. {_OTHER_GUARANTEES}"
+            f"lane {origin.number} gives other samples after its state at sample {chunk} is loaded. The state does not "
+            "hold all that the samples depend on, such as the buffer of a shuffle. Leave the shuffle out. "
+            f"{_OTHER_GUARANTEES}"
         )

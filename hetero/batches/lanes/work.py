@@ -61,7 +61,7 @@ class LaneWork:
         """The samples as numbers, which do not depend on snapshots."""
         runs = [
             np.arange(piece.part.place, piece.part.place + piece.part.num_samples, dtype=np.int64)
-            * self.rules.layout.num_lanes
+            * self.rules.layout.num_all_lanes
             + piece.part.lane
             for piece in self.pieces
         ]
@@ -139,6 +139,13 @@ class LaneWork:
             for piece, done in zip(self.pieces, report.pieces, strict=True)
         )
         return replace(self, pieces=pieces)
+
+    def samples_by_source(self, names: Sequence[str]) -> dict[str, int]:
+        """Return how many samples are of each source, by their names in the order of the data set."""
+        counts = dict.fromkeys(names, 0)
+        for piece in self.pieces:
+            counts[names[piece.part.lane // self.rules.layout.num_lanes]] += piece.part.num_samples
+        return counts
 
     def digest(self) -> bytes:
         """Return a 16-byte hash of the samples in order, for the ledger."""

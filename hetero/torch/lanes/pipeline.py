@@ -113,6 +113,7 @@ class LanePipeline(Pipeline):
             batch_size=self._batch_size,
             shard=shard,
             exchange=self._exchange(number),
+            names=self.source_names,
         )
         self._check_workers(shard.world_size)
         self._warn_of_idle_endpoints(self.lanes.of(start.number).num_lanes, shard)
@@ -192,6 +193,7 @@ class LanePipeline(Pipeline):
             global_batch=self._batch_size * self.shard().world_size,
             dataset=self.dataset_name,
             arguments=self.arguments_digest,
+            plan=None if self._options.mixture is None else self._options.mixture.digest(),
         )
 
     @property

@@ -193,20 +193,22 @@ class FetchRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., dataset: _Optional[_Union[DatasetSpec, _Mapping]] = ..., indices: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., occurrences: _Optional[bytes] = ..., helpers: _Optional[bytes] = ..., seed: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., collate: bool = ..., step: _Optional[int] = ..., verify: bool = ..., max_batch_bytes: _Optional[int] = ..., compression: _Optional[_Union[Compression, str]] = ..., on_sample_error: _Optional[_Union[OnSampleError, str]] = ..., as_is: bool = ..., contiguous: bool = ..., is_part: bool = ..., owners: _Optional[bytes] = ..., lanes: _Optional[bytes] = ...) -> None: ...
 
 class Lanes(_message.Message):
-    __slots__ = ("num_lanes", "chunk_samples", "guarantee", "end", "snapshot_every", "pieces")
+    __slots__ = ("num_lanes", "chunk_samples", "guarantee", "end", "snapshot_every", "pieces", "num_sources")
     NUM_LANES_FIELD_NUMBER: _ClassVar[int]
     CHUNK_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     GUARANTEE_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_EVERY_FIELD_NUMBER: _ClassVar[int]
     PIECES_FIELD_NUMBER: _ClassVar[int]
+    NUM_SOURCES_FIELD_NUMBER: _ClassVar[int]
     num_lanes: int
     chunk_samples: int
     guarantee: str
     end: str
     snapshot_every: int
     pieces: _containers.RepeatedCompositeFieldContainer[LanePiece]
-    def __init__(self, num_lanes: _Optional[int] = ..., chunk_samples: _Optional[int] = ..., guarantee: _Optional[str] = ..., end: _Optional[str] = ..., snapshot_every: _Optional[int] = ..., pieces: _Optional[_Iterable[_Union[LanePiece, _Mapping]]] = ...) -> None: ...
+    num_sources: int
+    def __init__(self, num_lanes: _Optional[int] = ..., chunk_samples: _Optional[int] = ..., guarantee: _Optional[str] = ..., end: _Optional[str] = ..., snapshot_every: _Optional[int] = ..., pieces: _Optional[_Iterable[_Union[LanePiece, _Mapping]]] = ..., num_sources: _Optional[int] = ...) -> None: ...
 
 class LanePiece(_message.Message):
     __slots__ = ("lane", "place", "num_samples", "snapshot", "known_place", "known_chain")
