@@ -10,8 +10,7 @@ kept_batches.py     the batches that the profiler repeats
 crosscheck.py       compares globals and first batches of endpoints with this process's own
 remote.py           this process's fleet of endpoints, and its readers
 local_endpoints.py  endpoints that this process starts for itself
-lanes.py            the lanes of a loader of an iterable: positions, snapshots and ends
-lane_arguments.py   checks of the arguments of such a loader
+lanes/              loaders of an iterable: their options, positions and snapshots of lanes, ends of passes
 auditing.py         records delivered batches in this rank's ledger
 checks.py           checks of arguments that all frameworks share
 

@@ -25,7 +25,7 @@ from hetero.batches.lanes.work import LaneWork
 from hetero.batches.request import BatchRequest, SampleErrorPolicy, Work
 from hetero.control.rank import session as control
 from hetero.errors import ConfigError
-from hetero.loaders.lanes import LaneOptions
+from hetero.loaders.lanes.options import LaneOptions
 from hetero.loaders.measuring.timing import LoaderTiming
 from hetero.loaders.parts import SamplePart, part_of
 from hetero.loaders.prefetching import Prefetched

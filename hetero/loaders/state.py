@@ -42,7 +42,7 @@ class LoaderState:
     plan: str | None = None
     """Digest of the plan of the order, see `hetero.plans`. None for a permutation of all samples."""
     lanes: Mapping[str, Any] | None = None
-    """The lanes of an iterable, see `hetero.loaders.lanes.Lanes.state`. None for a data set with an index."""
+    """The lanes of an iterable, see `hetero.loaders.lanes.passes.Lanes.state`. None for a data set with an index."""
     sampler: object = None
     """State of the user's sampler, if the sampler is stateful."""
     num_drawn: int = 0

@@ -18,7 +18,7 @@ from hetero.loaders.checks import (
     check_seed,
     check_shuffle,
 )
-from hetero.loaders.lane_arguments import check_lanes, check_no_order
+from hetero.loaders.lanes.options import check_lanes, check_no_order
 from hetero.loaders.pipeline import LoaderOptions
 from hetero.metrics.skips import DEFAULT_MAX_SKIPS
 from hetero.metrics.steps import check_name

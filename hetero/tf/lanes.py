@@ -11,7 +11,8 @@ from hetero.batches.lanes.pieces import LanePiece, LaneRules
 from hetero.batches.lanes.work import LaneWork
 from hetero.batches.request import BatchRequest
 from hetero.errors import ConfigError
-from hetero.loaders.lanes import LaneBatches, LanePasses
+from hetero.loaders.lanes.batches import LaneBatches
+from hetero.loaders.lanes.passes import LanePasses
 from hetero.loaders.pipeline import LoaderOptions
 from hetero.loaders.prefetching import EpochRequests
 from hetero.loaders.sampling import PlannedBatch, Shard

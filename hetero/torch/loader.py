@@ -15,7 +15,7 @@ from hetero.datasets import get_factory
 from hetero.errors import ConfigError
 from hetero.loaders import auditing
 from hetero.loaders.checks import check_compression, check_prefetch_factor, check_sample_errors
-from hetero.loaders.lane_arguments import check_lanes, check_no_order
+from hetero.loaders.lanes.options import check_lanes, check_no_order
 from hetero.loaders.pipeline import LoaderOptions
 from hetero.metrics.skips import DEFAULT_MAX_SKIPS
 from hetero.metrics.steps import StepTimer

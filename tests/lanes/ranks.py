@@ -10,7 +10,7 @@ import torch
 import torch.distributed
 
 from hetero.errors import HeteroError
-from hetero.loaders.lanes import _unpacked
+from hetero.loaders.lanes.passes import _unpacked
 from hetero.torch import DataLoader
 
 GLOBAL_BATCH = 8

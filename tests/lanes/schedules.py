@@ -26,7 +26,8 @@ from hetero.batches.build import BuiltDataset
 from hetero.batches.fetch import fetch
 from hetero.batches.lanes.pieces import LaneReport
 from hetero.batches.request import BatchRequest
-from hetero.loaders.lanes import LaneOptions, LanePasses, Lanes, _packed
+from hetero.loaders.lanes.options import LaneOptions
+from hetero.loaders.lanes.passes import LanePasses, Lanes, _packed
 from hetero.loaders.sampling import BuiltInOrder, PlannedBatch, Shard
 from hetero.metrics.steps import Extent
 from hetero.plans.mixtures import Mixture

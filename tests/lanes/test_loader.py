@@ -16,7 +16,7 @@ import pytest
 import hetero
 from hetero.batches.lanes.states import encode_state
 from hetero.errors import ConfigError, DatasetError, HeteroError
-from hetero.loaders.lanes import b64encode
+from hetero.loaders.lanes.passes import b64encode
 
 torch = pytest.importorskip("torch")
 

@@ -24,7 +24,7 @@ rank that fails sets another key."""
 
 
 class StoreExchange:
-    """See `hetero.loaders.lanes.RankExchange`."""
+    """See `hetero.loaders.lanes.passes.RankExchange`."""
 
     def __init__(self, store: RankStore, number: int, rank: int, world_size: int) -> None:
         self._store = store

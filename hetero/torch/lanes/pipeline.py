@@ -13,7 +13,9 @@ from hetero.control.members.directory import BATCHES
 from hetero.control.rank import session as control
 from hetero.documents.text import counted
 from hetero.errors import ConfigError
-from hetero.loaders.lanes import LaneBatches, LaneOptions, LanePasses
+from hetero.loaders.lanes.batches import LaneBatches
+from hetero.loaders.lanes.options import LaneOptions
+from hetero.loaders.lanes.passes import LanePasses
 from hetero.loaders.pipeline import LoaderOptions, is_checked, is_remote
 from hetero.loaders.prefetching import Batches, EpochRequests
 from hetero.loaders.sampling import PlannedBatch, Shard

@@ -1,16 +1,38 @@
-"""Checks of the arguments of a loader of an iterable."""
+"""The options of a loader of an iterable, and the checks of its arguments."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import cast
 
 from hetero.batches.lanes.pieces import ENDS, GUARANTEES, End, Guarantee
 from hetero.batches.lanes.source import GUARANTEE_LINES
 from hetero.errors import ConfigError
-from hetero.loaders.lanes import LaneOptions
 from hetero.plans.mixtures import Mixture
 
-__all__ = ["check_lanes", "check_no_order"]
+__all__ = ["LaneOptions", "check_lanes", "check_no_order"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneOptions:
+    """Options of a loader of lanes. The framework's loader class has checked them."""
+
+    mixture: Mixture | None = None
+    """Shares of several iterables."""
+    guarantee: Guarantee
+    end: End
+    num_lanes: int | None
+    """Lanes over all ranks. None: those of a loaded state, or ``lanes_per_rank`` for each rank."""
+    lanes_per_rank: int
+    """Lanes of each rank without ``num_lanes``."""
+    chunk_samples: int | None
+    """See `LaneLayout`. None: that of a loaded state, or the batch size."""
+    snapshot_every: int
+    """See `LaneRules`."""
+    drops_rest: bool
+    """Whether batches at the end of lanes that lack samples are left out."""
+    allow_version_change: bool
+    """Whether a state of another version of the source's library may be loaded."""
 
 
 def check_lanes(
