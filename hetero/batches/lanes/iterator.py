@@ -135,18 +135,19 @@ class LaneIterator:
         reads = list(self._between(self.first_place, place - self.first_place))
         return next((read.snapshot for read in reversed(reads) if read.snapshot is not None), self._first_snapshot)
 
-    def read_until(self, place: int, cancelled: Callable[[], bool] | None = None, *, kept: int | None = None) -> None:
+    def read_until(self, place: int, cancelled: Callable[[], bool] | None = None, *, keep_from: int = 0) -> None:
         """Read samples up to a place of the lane, or to its end.
 
         Args:
             place: The place.
             cancelled: Returns whether to stop.
-            kept: How many of the last samples are kept. None: all.
+            keep_from: Place of the first sample that is kept.
 
         Raises:
             Cancelled: If ``cancelled()`` was true. What was read stays here.
             ConfigError: If the lane is empty.
         """
+        self.forget(keep_from)
         if self.read_place >= place or self._has_ended:
             return
         with self._as_lane():
@@ -155,8 +156,7 @@ class LaneIterator:
                     raise Cancelled
                 if not self._read():
                     break
-                if kept is not None:
-                    self.forget(self.read_place - kept)
+                self.forget(keep_from)
 
     def digests(self, count: int) -> list[bytes]:
         """Return the digests of at most ``count`` of the first samples that are kept."""

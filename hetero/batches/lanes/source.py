@@ -26,9 +26,6 @@ _UNREPEATABLE = (
     "causes: shuffling with a seed of the time or the process, threads, a stream that goes on. Give the source a fixed "
     'seed, or the generator of the random module, which hetero seeds. Or pass the loader guarantee="at-most-once"'
 )
-_KEPT_CHUNKS = 16
-"""Chunks of a lane that are kept for requests that others have overtaken. Without them, a lane of 20,000 samples was
-begun anew 39 times, and with 8 twice on a busy machine (tests/lanes/test_served.py)."""
 _COMPARED_SAMPLES = 8
 """First samples of a lane that are compared with those of other lanes. One sample would be too few: lanes of a good
 source may begin with equal ones, as texts with the same first token do."""
@@ -134,10 +131,9 @@ class LaneSource:
         self, rules: LaneRules, piece: LanePiece, origin: LaneOrigin, cancelled: Callable[[], bool] | None
     ) -> tuple[list[Any], PieceReport]:
         part, chunk = piece.part, rules.layout.chunk_samples
-        kept = _KEPT_CHUNKS * chunk
         iterator, begun_at = self._at(rules, piece, origin, cancelled)
         end = part.place + part.num_samples
-        iterator.read_until(part.place, cancelled, kept=kept)
+        iterator.read_until(part.place, cancelled, keep_from=_keep_from(piece, chunk))
         # With "stop", all ranks must know one chunk ahead that the lane goes on.
         iterator.read_until((part.place // chunk + 2) * chunk if rules.end == "stop" else end, cancelled)
         is_first = origin.lane == part.place == 0
@@ -162,7 +158,6 @@ class LaneSource:
             begun_at=begun_at,
             first=first,
         )
-        iterator.forget(end - kept)
         return samples, report
 
     def _at(
@@ -184,13 +179,13 @@ class LaneSource:
                 iterator.go_on_at(part.place)
                 return iterator, part.place
         every = chunk * rules.snapshot_every if rules.guarantee == "exactly-once" else 0
-        # A request near the beginning may have overtaken the first one, whose samples are kept for it.
-        goes_on = is_lost and part.place > _KEPT_CHUNKS * chunk
+        # With at-most-once, a new iterator goes on after what was delivered.
+        place = piece.known[0] if is_lost and piece.known is not None else 0
         snapshot = piece.snapshot
         if snapshot is None and not is_lost:
             # It names the library, so a resume with another version is refused before the first state, too.
             snapshot = Snapshot.of_beginning(origin.source)
-        iterator = LaneIterator(origin, snapshot, every=every, place=part.place if goes_on else 0)
+        iterator = LaneIterator(origin, snapshot, every=every, place=place)
         self._iterators[key] = iterator
         # The lanes of a training and of a validation may be open, or those of two passes.
         while len(self._iterators) > 2 * rules.layout.num_all_lanes:
@@ -203,7 +198,7 @@ class LaneSource:
             )
         if piece.known is not None and rules.guarantee != "at-most-once":
             place, chain = piece.known
-            iterator.read_until(place, cancelled, kept=_KEPT_CHUNKS * chunk)
+            iterator.read_until(place, cancelled, keep_from=_keep_from(piece, chunk))
             if iterator.first_place <= place <= iterator.read_place and iterator.chain_at(place) != chain:
                 raise ConfigError(_UNREPEATABLE.format(part.lane, place))
         return iterator, begun_at
@@ -249,3 +244,12 @@ class LaneSource:
             "hold all that the samples depend on, such as the buffer of a shuffle. Leave the shuffle out. "
             f"{_OTHER_GUARANTEES}"
         )
+
+
+def _keep_from(piece: LanePiece, chunk: int) -> int:
+    """Return from where on samples are kept, because requests of a lane may overtake each other.
+
+    What the rank had received when it sent the request is not needed again. Chunks that are larger than a batch have
+    samples for several ranks, which are at most a step apart.
+    """
+    return 0 if piece.known is None else piece.known[0] - chunk
