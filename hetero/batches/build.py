@@ -14,6 +14,7 @@ from typing import Any
 from hetero.batches.batched import choose_seeding, has_getitems
 from hetero.batches.failures import dataset_error
 from hetero.batches.imported import imported
+from hetero.batches.indices import sources_of
 from hetero.batches.keras import (
     EpochCopies,
     is_keras_dataset,
@@ -290,12 +291,7 @@ class BuiltDataset:
     @property
     def sources(self) -> tuple[Source, ...]:
         """The parts of the data set that a plan may draw from. Empty if it does not state them in ``sources``."""
-        # Ask the class, because an object that wraps another one may pass all names on to it.
-        if not isinstance(getattr(type(self.user_dataset), "sources", None), property):
-            return ()
-        found = self.user_dataset.sources
-        is_stated = isinstance(found, tuple) and all(isinstance(each, Source) for each in found)
-        return found if is_stated else ()
+        return sources_of(self.user_dataset)
 
     @property
     def num_samples(self) -> int | None:

@@ -359,7 +359,7 @@ def _probe(built: BuiltDataset, num_samples: int | None, host: str) -> str:
     hasher = blake2b(struct.pack("<q", -1 if num_samples is None else num_samples), digest_size=16)
     # A request needs a spec, which does not affect the samples.
     spec = DatasetSpec("probe")
-    positions = probes(num_samples or 0)
+    positions = probes(num_samples or 0, built.sources)
     if built.makes_batches:
         # An item is a whole batch and takes time, so compute only the first and the last one.
         positions = sorted({*positions[:1], *positions[-1:]})

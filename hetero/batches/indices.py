@@ -5,6 +5,7 @@ An index is a position, or a key if the data set takes keys.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Iterable, Sequence
 from operator import index as to_integer
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from hetero.batches.structure.limits import MAX_DEPTH
 from hetero.errors import ConfigError
+from hetero.plans.plan import Source
 from hetero.spec import Index
 
 __all__ = [
@@ -26,6 +28,7 @@ __all__ = [
     "plain_index",
     "plain_indices",
     "probes",
+    "sources_of",
 ]
 
 Indices: TypeAlias = npt.NDArray[np.int64] | tuple[Index, ...]
@@ -69,16 +72,31 @@ def as_indices(indices: Iterable[Any]) -> Indices:
         return tuple(plain)
 
 
-def probes(num_samples: int) -> list[int]:
+def probes(num_samples: int, sources: Sequence[Source] = ()) -> list[int]:
     """Return up to eight positions of a data set at equal distances, from the first to the last, ascending.
 
-    All hosts compute the samples at these positions, to find out whether they have the same data set.
+    All hosts compute the samples at these positions, to find out whether they have the same data set. If it is known
+    which samples lie together, they are of one unit of each source, because each other one would be read on each host.
     """
+    if sources and all(source.num_samples and source.layout is not None for source in sources):
+        begins = itertools.accumulate((source.num_samples for source in sources), initial=0)
+        units = [int(source.layout.unit_rows[0]) for source in sources if source.layout is not None]
+        return [begin + probe for begin, unit in zip(begins, units, strict=False) for probe in probes(unit)]
     if not num_samples:
         return []
     # Use a set, because a small data set has fewer positions than `_NUM_PROBES`.
     distance = (num_samples - 1) / (_NUM_PROBES - 1)
     return sorted({round(number * distance) for number in range(_NUM_PROBES)})
+
+
+def sources_of(dataset: object) -> tuple[Source, ...]:
+    """Return the parts of a data set that a plan may draw from. Empty if it does not state them in ``sources``."""
+    # Ask the class, because an object that wraps another one may pass all names on to it.
+    if not isinstance(getattr(type(dataset), "sources", None), property):
+        return ()
+    found: Any = dataset.sources  # type: ignore[attr-defined]
+    is_stated = isinstance(found, tuple) and all(isinstance(each, Source) for each in found)
+    return found if is_stated else ()
 
 
 def plain_indices(indices: Indices) -> Sequence[Index]:

@@ -72,9 +72,27 @@ def test_batches_of_a_lane_go_to_one_endpoint_unless_it_falls_behind(tools: Any)
     assert [chosen(routers[1], lane) for lane in (0, 1, 2, 3)] == of_lanes
     assert len(set(of_lanes)) == 3
     assert of_lanes[3] == of_lanes[0]
-    # Its endpoint has two requests and the others have one. With one more it is two ahead of them.
-    assert chosen(routers[0], 3) == of_lanes[0]
-    assert chosen(routers[0], 3) != of_lanes[0]
+    # Its endpoint gets two requests more than the others, but they would have to read the files of its lanes too.
+    assert [chosen(routers[0], 3) for _ in range(4)] == [of_lanes[0]] * 4
+
+
+def test_batches_of_a_lane_leave_its_endpoint_for_its_host_and_for_hosts_without_lanes(tools: Any) -> None:
+    spec = tools.spec()
+    router = Routed(["a", "a", "b", "c"], spec=spec).router
+
+    def chosen(lane: int) -> Any:
+        return router.choose(spec, lane=lane).record.host
+
+    # Lanes that follow each other are on different hosts.
+    assert [chosen(lane) for lane in (0, 1)] == ["a", "b"]
+    found = [chosen(0) for _ in range(9)]
+    assert set(found) == {"a", "c"}
+    assert found.count("c") == 3
+    # A straggler, or a host that has gone, keeps no lanes.
+    for connection in router.endpoints:
+        if connection.record.host == "a":
+            connection.avoid(1.0, 0.0)
+    assert {chosen(0) for _ in range(4)} == {"b", "c"}
 
 
 def test_router_keeps_an_endpoint_free_for_a_suspect(tools: Any) -> None:

@@ -20,44 +20,13 @@ fsspec = pytest.importorskip("fsspec")
 pytest.importorskip("pyarrow")
 pytest.importorskip("zstandard")
 
-from fsspec.implementations.local import LocalFileSystem  # noqa: E402
-
-LOG = "HETERO_TEST_REQUESTS"
-
-
-class CountedFileSystem(LocalFileSystem):  # type: ignore[misc]
-    """The local files, as a store that notes each request in a file."""
-
-    protocol = "counted"
-    delay_s = 0.0
-
-    @classmethod
-    def _strip_protocol(cls, path: str) -> str:
-        return str(LocalFileSystem._strip_protocol(path.removeprefix("counted://")))
-
-    def unstrip_protocol(self, name: str) -> str:
-        return f"counted://{name}"
-
-    def glob(self, path: str, **options: Any) -> Any:
-        note("list", path)
-        return super().glob(path, **options)
-
-    def cat_ranges(self, paths: Any, starts: Any, ends: Any, **options: Any) -> Any:
-        time.sleep(self.delay_s)
-        for path, start, end in zip(paths, starts, ends, strict=True):
-            note(f"get {end - start}", path)
-        return super().cat_ranges(paths, starts, ends, **options)
-
-
-def note(what: str, path: str) -> None:
-    with Path(os.environ[LOG]).open("a") as log:
-        log.write(f"{what} {Path(path).name}\n")
+from tests.support.counted_store import LOG, CountedFileSystem, register  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Register the store, and return the file of its requests."""
-    fsspec.register_implementation("counted", CountedFileSystem, clobber=True)
+    register()
     monkeypatch.setenv(LOG, str(tmp_path / "requests"))
     return tmp_path / "requests"
 

@@ -1,17 +1,21 @@
-"""One pool of endpoints, with the test's own process as a rank, and the script that both of them import."""
+"""Hosts with endpoints, with the test's own process as a rank, and the script that both of them import."""
 
 from __future__ import annotations
 
 import importlib.util
+import itertools
+import os
+import signal
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from hetero.control.members.directory import Directory
+from hetero.control.members.directory import Directory, EndpointRecord
 from hetero.control.security import Token, write_token
 from hetero.endpoint.options import EndpointOptions
 from hetero.loaders import remote
@@ -53,22 +57,42 @@ class ServedJob:
         )
         self.timers: list[Any] = []
         """What loaders have registered."""
-        self.pool: EndpointPool | None = None
+        self.pools: list[EndpointPool] = []
+        """One for each host."""
 
-    def start(self, num_endpoints: int) -> None:
-        options = PoolOptions(
-            endpoint=EndpointOptions(
-                host="algo-1",
-                script=str(self.script),
-                num_endpoints=num_endpoints,
-                address="127.0.0.1",
-                job_id=self.job_id,
-            ),
-            token_path=str(self.token_path),
-        )
-        self.pool = EndpointPool(options, self.directory.replace, lambda name, text: None)
-        self.pool.start()
-        assert self.pool.wait_ready(60.0)
+    @property
+    def pool(self) -> EndpointPool | None:
+        """The endpoints of the first host."""
+        return self.pools[0] if self.pools else None
+
+    def start(self, num_endpoints: int, *, num_hosts: int = 1) -> None:
+        records: dict[str, Sequence[EndpointRecord]] = {}
+
+        def change(host: str, found: Iterable[EndpointRecord]) -> None:
+            records[host] = tuple(found)
+            self.directory.replace(itertools.chain(*records.values()))
+
+        for host in (f"algo-{number}" for number in range(1, num_hosts + 1)):
+            options = PoolOptions(
+                endpoint=EndpointOptions(
+                    host=host,
+                    script=str(self.script),
+                    num_endpoints=num_endpoints,
+                    address="127.0.0.1",
+                    job_id=self.job_id,
+                ),
+                token_path=str(self.token_path),
+            )
+            self.pools.append(EndpointPool(options, partial(change, host), lambda name, text: None))
+        for pool in self.pools:
+            pool.start()
+        assert all(pool.wait_ready(60.0) for pool in self.pools)
+
+    def lose_host(self, place: int) -> None:
+        """Kill the endpoints of a host, and do not replace them."""
+        for pid in self.pools[place].pids:
+            os.kill(pid, signal.SIGKILL)
+        self.pools[place].stop(0.0)
 
     @staticmethod
     def disconnect() -> None:
@@ -79,9 +103,9 @@ class ServedJob:
 
     def stop(self) -> None:
         self.disconnect()
-        if self.pool is not None:
-            self.pool.stop(0.0)
-            self.pool = None
+        for pool in self.pools:
+            pool.stop(0.0)
+        self.pools = []
 
     def register_timer(self, timer: Any) -> None:
         self.timers.append(timer)
