@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
+import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
@@ -146,12 +146,12 @@ class Router:
         self.endpoints = subset(self._table, self._rank, self._world_size)
         before = [connection.record.endpoint_id for connection in self._by_id]
         planned = [connection for connection in self.endpoints if not connection.record.is_optional]
-        # One endpoint of each host, then the second ones, so that lanes that follow each other are on different hosts.
+        # Lanes that follow each other are on different hosts, and few lanes are divided by the hosts' endpoints.
         by_host: dict[str, list[EndpointConnection]] = {}
         for connection in sorted(planned or self.endpoints, key=lambda connection: connection.record.endpoint_id):
             by_host.setdefault(connection.record.host, []).append(connection)
-        turns = itertools.zip_longest(*by_host.values())
-        self._by_id = [connection for turn in turns for connection in turn if connection is not None]
+        places = [((number + 0.5) / len(own), each) for own in by_host.values() for number, each in enumerate(own)]
+        self._by_id = [each for _, each in sorted(places, key=operator.itemgetter(0))]
         ids = [connection.record.endpoint_id for connection in self._by_id]
         if before:
             self._joined |= {each for each in ids if each not in before}
@@ -207,8 +207,7 @@ class Router:
         if own is not None and not may_leave_lane and own not in ready and own.may_serve(spec):
             return None  # it is busy, or builds the data set
         if own is not None and may_leave_lane and alone_for is None:
-            at_home = [each for each in self.endpoints if each.record.host == own.record.host]
-            if any(each.serves(spec) and not each.is_avoided(now_s) for each in at_home):
+            if any(each.record.host == own.record.host and not each.is_avoided(now_s) for each in ready):
                 others = self._hosts_of_lanes - {own.record.host}
                 ready = [connection for connection in ready if connection.record.host not in others]
             least = min((connection.num_outstanding for connection in ready), default=0)

@@ -88,11 +88,25 @@ def test_batches_of_a_lane_leave_its_endpoint_for_its_host_and_for_hosts_without
     found = [chosen(0) for _ in range(9)]
     assert set(found) == {"a", "c"}
     assert found.count("c") == 3
+    # A host that is busy keeps no lanes meanwhile.
+    for connection in router.endpoints:
+        connection.busy_until_s = float(connection.record.host == "a")
+    assert {chosen(0) for _ in range(9)} == {"b", "c"}
+    for connection in router.endpoints:
+        connection.busy_until_s = 0.0
     # A straggler, or a host that has gone, keeps no lanes.
     for connection in router.endpoints:
         if connection.record.host == "a":
             connection.avoid(1.0, 0.0)
     assert {chosen(0) for _ in range(4)} == {"b", "c"}
+
+
+def test_few_lanes_are_divided_by_the_endpoints_of_hosts(tools: Any) -> None:
+    spec = tools.spec()
+    router = Routed(["a"] * 2 + ["b"] * 8, spec=spec).router
+    hosts = [router.choose(spec, lane=lane).record.host for lane in range(10)]
+    assert hosts[:5].count("a") == 1
+    assert hosts.count("a") == 2
 
 
 def test_router_keeps_an_endpoint_free_for_a_suspect(tools: Any) -> None:
