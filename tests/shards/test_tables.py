@@ -53,6 +53,11 @@ def test_rows_are_those_of_pyarrow(places: list[int]) -> None:
         assert [list(map(type, row.values())) for row in found] == [list(map(type, row.values())) for row in expected]
 
 
+def test_types_that_pyarrow_cannot_take() -> None:
+    table = pa.table({"view": pa.array(["a", None, "c" * 20], pa.string_view())})
+    assert TableRows(table).take([2, 0, 1]) == [{"view": "c" * 20}, {"view": "a"}, {"view": None}]
+
+
 def test_tables_without_rows_or_columns() -> None:
     table = table_of_many_types()
     assert len(TableRows(table.slice(0, 0))) == 0

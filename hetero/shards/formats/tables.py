@@ -65,7 +65,10 @@ class _Column:
 
     def take(self, places: Sequence[int]) -> list[Any]:
         """Return the values at some places."""
-        values: list[Any] = self._column.take(places).to_pylist()
+        try:
+            values: list[Any] = self._column.take(places).to_pylist()
+        except NotImplementedError:  # for some types, such as string_view
+            return [self._column[place].as_py() for place in places]
         return values
 
 
