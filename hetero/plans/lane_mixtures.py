@@ -13,8 +13,9 @@ from hetero.plans.mixtures import Mixture, next_counts
 
 __all__ = ["MixedLanes"]
 
-_BLOCK_CHUNKS = 4096
-"""Chunks that are counted at once. The counting of a chunk takes 6 us. No measurement chose the number."""
+_BLOCK_STEPS = 128
+"""Steps that are counted at once. The counting of a chunk takes 6 us. A state may be twice as many steps behind the
+requests. No measurement chose the number."""
 
 
 class MixedLanes:
@@ -48,15 +49,22 @@ class MixedLanes:
         self._mixture = mixture
         self._places = [mixture.names.index(name) for name in names]
         """Place of each source in the mixture."""
+        self._names = list(names)
         self._global_batch = global_batch
+        self._block_chunks = max(_BLOCK_STEPS, _BLOCK_STEPS * global_batch // layout.chunk_samples)
         zeros = np.zeros((layout.num_sources, layout.num_lanes), np.int64)
+        if start is not None and start.get("names") != self._names:
+            raise ConfigError(
+                f"the loaded state has the sources {start.get('names')!r:.200}, and the data set has {self._names}\n"
+                "  Return the same sources in the same order from the registered function."
+            )
         self._blocks = [_Block(0, [0.0] * len(names), zeros) if start is None else _Block.of_state(start, zeros)]
         """The latest blocks of chunks that were counted, in order."""
 
     def start_before(self, position: int) -> dict[str, Any]:
         """Return where a later object may begin to count: before a position of the pass."""
         block, _ = self._find(position // self._layout.chunk_samples)
-        return {"chunk": block.first, "rests": block.rests, "given": block.given.tolist()}
+        return {"names": self._names, "chunk": block.first, "rests": block.rests, "given": block.given.tolist()}
 
     def parts(self, step: int, *, batch_size: int, rank: int, world_size: int) -> Iterator[LanePart]:
         """Yield the parts of lanes that make the batch of a rank, in order."""
@@ -86,7 +94,7 @@ class MixedLanes:
         """Return the block of a chunk, and the place of the chunk in it."""
         if chunk < self._blocks[0].first:
             raise ConfigError(f"chunk {chunk} of a pass is before chunk {self._blocks[0].first}, which it resumed at")
-        while chunk >= self._blocks[-1].first + _BLOCK_CHUNKS or not len(self._blocks[-1].counts):
+        while chunk >= self._blocks[-1].first + self._block_chunks or not len(self._blocks[-1].counts):
             self._count_next()
         block = next(each for each in reversed(self._blocks) if each.first <= chunk)
         return block, chunk - block.first
@@ -98,12 +106,12 @@ class MixedLanes:
             block = _Block(*block.end(layout.num_lanes))
             self._blocks.append(block)
         counts, rests = [], block.rests
-        for chunk in range(block.first, block.first + _BLOCK_CHUNKS):
+        for chunk in range(block.first, block.first + self._block_chunks):
             shares = self._mixture.shares(chunk * layout.chunk_samples // self._global_batch)
             found, rests = next_counts([shares[place] for place in self._places], rests, layout.chunk_samples)
             counts.append(found)
         block.counts, block.end_rests = np.array(counts, np.int64), rests
-        # States are of positions behind those that are requested, but not by many blocks.
+        # States are of positions behind those that are requested.
         self._blocks = self._blocks[-3:]
 
 

@@ -65,13 +65,27 @@ def test_a_later_object_goes_on_at_a_stated_position() -> None:
         expected = samples(order, step)
         start = json.loads(json.dumps(order.start_before(step * 32)))
         assert samples(mixed(start=start), step, world_size=4) == expected
-    assert start["chunk"] == 3 * 4096
+    assert start["chunk"] == 24 * 128 * 4
+
+
+@pytest.mark.parametrize(("chunk_samples", "num_lanes"), [(1, 512), (8, 64), (2048, 1)])
+def test_states_may_be_many_steps_behind_the_requests(chunk_samples: int, num_lanes: int) -> None:
+    layout = LaneLayout(num_lanes=num_lanes, chunk_samples=chunk_samples, num_sources=2)
+    order = MixedLanes(layout, Mixture({"a": 3, "b": 1}), ["a", "b"], global_batch=512)
+    for step in (300, 500, 700):
+        assert list(order.parts(step, batch_size=512, rank=0, world_size=1))
+        behind = (step - 250) * 512 // chunk_samples * chunk_samples
+        places = [order.place(lane, behind) for lane in range(2 * num_lanes)]
+        assert sum(places) == behind
+        assert order.start_before(behind)["chunk"] * chunk_samples <= behind
 
 
 def test_unfitting_names_and_damaged_states_are_refused() -> None:
     with pytest.raises(ConfigError, match="the Mixture has the sources web, and the data set has rare, code"):
         mixed({"web": 1})
     start = mixed().start_before(0)
-    for wrong in ({}, start | {"given": [[0]]}, start | {"chunk": "x"}, start | {"rests": [1]}):
+    with pytest.raises(ConfigError, match="the loaded state has the sources .*\n  Return the same sources"):
+        mixed(start=start | {"names": NAMES[::-1]})
+    for wrong in ({"names": start["names"]}, start | {"given": [[0]]}, start | {"chunk": "x"}, start | {"rests": [1]}):
         with pytest.raises(ConfigError, match="the mixture of a loader's state is damaged"):
             mixed(start=wrong)
