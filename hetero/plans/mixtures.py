@@ -33,6 +33,7 @@ class Mixture:
     Args:
         weights: Share of each source by its name, in any unit. Or a function that returns the shares of a step of the
             training. It must return the same for the same step in every process. Steps count from 0, over all epochs.
+            With iterables, they count from 0 in each pass.
         samples: Samples of an epoch, over all ranks. None for the samples of all sources together.
 
     Raises:

@@ -16,13 +16,30 @@ from hetero.plans.permutations import keys_of
 from hetero.plans.plan import Source
 from hetero.plans.windows import LaneRows
 
-__all__ = ["IterableSources", "Sources"]
+__all__ = ["IterableSources", "ShuffledLane", "Sources"]
 
 _DRAWN_ROWS = 256
 """Rows of a lane that are drawn at once. Drawing one or 256 takes 0.1 ms. No measurement chose the number."""
 
 
-class Sources:
+class _Named:
+    """What `Sources` and `IterableSources` have in common."""
+
+    _names: tuple[str, ...]
+    _datasets: tuple[Any, ...]
+
+    @property
+    def hetero_fingerprint(self) -> str:
+        """The digests of the data sets that have one, see `hetero.shards.rows.Rows`."""
+        found = [getattr(dataset, "hetero_fingerprint", "") for dataset in self._datasets]
+        return " ".join(f"{name}:{text}" for name, text in zip(self._names, found, strict=True))
+
+    def hetero_problems(self) -> list[str]:
+        """Return the problems of the data sets, see `hetero.shards.rows.Rows`."""
+        return [text for each in self._datasets for text in getattr(each, "hetero_problems", list)()]
+
+
+class Sources(_Named):
     """A map-style data set of several data sets, one after the other. Return it from a registered function.
 
     A loader with a `hetero.Mixture` draws from the data sets in the shares that it states. If one of them is iterable,
@@ -36,9 +53,7 @@ class Sources:
     """
 
     def __new__(cls, **datasets: Any) -> Any:
-        """Return the sources of iterables if there is one."""
-        if not datasets:
-            raise ConfigError("hetero.Sources has no data sets. Pass each with a name: Sources(web=..., code=...)")
+        """Return the sources of iterables if there is one. A copy is made without arguments."""
         for name, dataset in datasets.items():
             # An iterator could be read only once, and not in lanes.
             is_iterable = hasattr(type(dataset), "__iter__") and not hasattr(type(dataset), "__next__")
@@ -50,6 +65,8 @@ class Sources:
         return super().__new__(cls) if all(map(_has_index, datasets.values())) else IterableSources(datasets)
 
     def __init__(self, **datasets: Any) -> None:
+        if not datasets:
+            raise ConfigError("hetero.Sources has no data sets. Pass each with a name: Sources(web=..., code=...)")
         self._names = tuple(datasets)
         self._datasets = tuple(datasets.values())
         self._ends = list(itertools.accumulate(map(len, self._datasets)))
@@ -78,16 +95,6 @@ class Sources:
             for name, dataset in zip(self._names, self._datasets, strict=True)
         )
 
-    @property
-    def hetero_fingerprint(self) -> str:
-        """The digests of the data sets that have one, see `hetero.shards.rows.Rows`."""
-        found = [getattr(dataset, "hetero_fingerprint", "") for dataset in self._datasets]
-        return " ".join(f"{name}:{text}" for name, text in zip(self._names, found, strict=True))
-
-    def hetero_problems(self) -> list[str]:
-        """Return the problems of the data sets, see `hetero.shards.rows.Rows`."""
-        return [text for each in self._datasets for text in getattr(each, "hetero_problems", list)()]
-
     def hetero_read_cold(self, seconds: float) -> tuple[float, float]:
         """Return the means over the samples of all data sets, see `hetero.shards.rows.Rows`."""
         wait_s = num_bytes = 0.0
@@ -105,7 +112,7 @@ def _layout_of(dataset: Any) -> Any:
     return sources[0].layout if len(sources) == 1 and isinstance(sources[0], Source) else None
 
 
-class IterableSources:
+class IterableSources(_Named):
     """Several iterables. Only a loader with a `hetero.Mixture` can read them.
 
     Args:
@@ -116,7 +123,7 @@ class IterableSources:
         self.datasets = tuple(
             _Shuffled(name, dataset) if _has_index(dataset) else dataset for name, dataset in datasets.items()
         )
-        self._names = tuple(datasets)
+        self._names, self._datasets = tuple(datasets), tuple(datasets.values())
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -140,18 +147,20 @@ class _Shuffled:
         self._name = name
         self._dataset = dataset
 
-    def hetero_split(self, lane: int, num_lanes: int) -> _ShuffledLane:
+    def hetero_split(self, lane: int, num_lanes: int) -> ShuffledLane:
         """Return the part of a lane."""
-        return _ShuffledLane(self._name, self._dataset, lane, num_lanes)
+        return ShuffledLane(self._name, self._dataset, lane, num_lanes)
 
 
-class _ShuffledLane:
+class ShuffledLane:
     """A part of a data set with an index. See `_Shuffled`."""
 
     def __init__(self, name: str, dataset: Any, lane: int, num_lanes: int) -> None:
         self._name = name
         self._dataset = dataset
         self._lane, self._num_lanes = lane, num_lanes
+        self.seed = 0
+        """Seed of the loader. All lanes have the same one, because together they make one order."""
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -161,16 +170,16 @@ class _ShuffledLane:
     def hetero_iterate(self, position: int) -> Iterator[Any]:
         """Yield the samples from a position of the lane on."""
         layout, num_samples, num_lanes = _layout_of(self._dataset), len(self._dataset), self._num_lanes
-        keys = keys_of(f"lanes/{self._name}", 0, self._epoch)
+        keys = keys_of(f"lanes/{self._name}", self.seed, self._epoch)
         if layout is None:
-            rows, lane, places = LaneRows(num_samples, keys), 0, np.arange(self._lane, num_samples, num_lanes)
+            rows, lane, places = LaneRows(num_samples, keys), 0, range(self._lane, num_samples, num_lanes)
         else:
             # The windows of all lanes together stay as large.
             window_rows = max(1, layout.window_rows * layout.num_lanes // num_lanes)
             rows, lane = LaneRows(replace(layout, num_lanes=num_lanes, window_rows=window_rows), keys), self._lane
-            places = np.arange(rows.size(lane))
+            places = range(rows.size(lane))
         for begin in range(position, len(places), _DRAWN_ROWS):
-            drawn, _ = rows.draw(lane, places[begin : begin + _DRAWN_ROWS])
+            drawn, _ = rows.draw(lane, np.asarray(places[begin : begin + _DRAWN_ROWS], np.int64))
             for row in drawn.tolist():
                 yield self._dataset[row]
 

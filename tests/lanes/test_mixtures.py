@@ -78,6 +78,35 @@ def test_rows_with_an_index_are_divided_and_shuffled_anew_in_each_epoch() -> Non
     assert first == orders(0) != orders(1)
 
 
+def test_seed_changes_the_order_of_rows_with_an_index() -> None:
+    first, other = (
+        [sample for batch in itertools.islice(mixed(seed=seed), 250) for sample in batch if sample[0] == "row"]
+        for seed in (1, 2)
+    )
+    assert first[:23] != other[:23]
+    assert set(first) == set(other)
+
+
+class Plain(Numbers):
+    """Numbers without noise."""
+
+    def __iter__(self) -> Any:
+        yield from (number for number, _ in super().__iter__())
+
+
+def test_two_sources_may_have_the_same_samples() -> None:
+    sources = hetero.Sources(a=Plain(99), b=Plain(99))
+    made = loader(sources, "replay", shuffle=hetero.Mixture({"a": 1, "b": 1}), end="wrap")
+    assert len(list(itertools.islice(made, 9))) == 9
+
+
+def test_errors_name_the_source() -> None:
+    sources = hetero.Sources(web=Numbers(99), few=Numbers(3))
+    made = loader(sources, "replay", shuffle=hetero.Mixture({"web": 1, "few": 1}), end="wrap")
+    with pytest.raises(hetero.DatasetError, match="source few, lane 3 of 4 yields nothing"):
+        list(itertools.islice(made, 9))
+
+
 def test_what_a_mixture_of_iterables_needs() -> None:
     with pytest.raises(ConfigError, match='needs end="wrap" and no samples='):
         loader(hetero.Sources(web=Numbers(9)), "replay", shuffle=hetero.Mixture({"web": 1}))
@@ -90,3 +119,16 @@ def test_what_a_mixture_of_iterables_needs() -> None:
     with pytest.raises(ConfigError, match="source web is a int, expected a data set with"):
         hetero.Sources(web=3)
     assert isinstance(hetero.Sources(web=Numbers(9), rows=Rows()), IterableSources)
+
+
+def test_problems_and_digests_are_those_of_all_sources() -> None:
+    class Indexed(Rows):
+        hetero_fingerprint = "digest"
+
+        def hetero_problems(self) -> list[str]:
+            return ["a shard is missing"]
+
+    for other in (Rows(), Numbers(9)):
+        sources = hetero.Sources(other=other, rows=Indexed())
+        assert sources.hetero_problems() == ["a shard is missing"]
+        assert sources.hetero_fingerprint == "other: rows:digest"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections import Counter
 from typing import Any
 
@@ -146,3 +148,4 @@ def test_sources_are_one_data_set() -> None:
     assert [(source.name, source.num_samples) for source in data.sources] == [("a", 3), ("b", 4)]
     with pytest.raises(IndexError):
         data[7]
+    assert list(pickle.loads(pickle.dumps(data))) == list(copy.deepcopy(data)) == list(data)

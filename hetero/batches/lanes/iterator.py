@@ -247,7 +247,8 @@ class LaneIterator:
         origin = self.origin
         origin.seed_all(sample_key(origin.seed, origin.epoch, (origin.number, -1 - self._round), 0))
         # A lane that begins again has the order of the next epoch.
-        return open_part(origin.source, origin.lane, origin.num_lanes, origin.epoch + self._round, state)
+        epoch = origin.epoch + self._round
+        return open_part(origin.source, origin.lane, origin.num_lanes, seed=origin.seed, epoch=epoch, state=state)
 
     def _as_lane(self) -> Any:
         origin = self.origin

@@ -16,6 +16,7 @@ from typing import Any
 
 from hetero.batches.imported import imported
 from hetero.errors import ConfigError
+from hetero.plans.sources import ShuffledLane
 
 __all__ = ["Opened", "as_lane", "library_of", "open_part"]
 
@@ -72,7 +73,7 @@ class Opened:
         return cls(part, iter(part))
 
 
-def open_part(source: Any, lane: int, num_lanes: int, epoch: int, state: Any | None) -> Opened:
+def open_part(source: Any, lane: int, num_lanes: int, *, seed: int, epoch: int, state: Any | None) -> Opened:
     """Return the iterator of a lane. Call it within `as_lane`.
 
     Raises:
@@ -89,6 +90,8 @@ def open_part(source: Any, lane: int, num_lanes: int, epoch: int, state: Any | N
                 f"a {type(source).__name__} cannot be copied for each lane: {error}\n"
                 "  Give it a method hetero_split(self, lane, num_lanes) that returns the part of a lane."
             ) from error
+    if isinstance(part, ShuffledLane):
+        part.seed = seed
     if callable(method := getattr(part, "set_epoch", None)):
         method(epoch)
     return Opened.begin(part, state)
@@ -126,13 +129,13 @@ def as_lane(source: Any, lane: int, num_lanes: int, seed: int) -> Iterator[None]
 
 
 def library_of(source: Any) -> str:
-    """Return the library of a source and its version. Empty for a class of the script.
+    """Return the library of a source and its version. Empty for a class of the script, or of hetero.
 
     States and orders differ between versions: the order of one seed differs between datasets 4.8, 5.0 and 5.2.
     """
     name = type(source).__module__.partition(".")[0]
     version = getattr(sys.modules.get(name), "__version__", None)
-    return f"{name} {version}" if isinstance(version, str) else ""
+    return f"{name} {version}" if isinstance(version, str) and name != "hetero" else ""
 
 
 def _is_stateful(value: Any) -> bool:

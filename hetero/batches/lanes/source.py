@@ -90,10 +90,14 @@ class LaneSource:
         error = partial(
             dataset_error, dataset=self._name, host=host, stage="sample", sample_index=(part.lane, part.place)
         )
+        place = ""
         try:
             number, lane = divmod(part.lane, rules.layout.num_lanes)
+            source = self._sources(rules.layout.num_sources)[number]
+            if isinstance(self.source, IterableSources):
+                place = f"source {self.source.sources[number].name}, "
             origin = LaneOrigin(
-                source=self._sources(rules.layout.num_sources)[number],
+                source=source,
                 seed_all=seed_all,
                 info_seed=self._info_seed,
                 number=part.lane,
@@ -110,7 +114,7 @@ class LaneSource:
             # A generator that has raised is over, so the next request begins the lane anew.
             self._iterators.pop((seed, epoch, part.lane), None)
             check_not_exit(exc, in_worker=True)
-            found = str(exc) if isinstance(exc, ConfigError) else exc
+            found = f"{place}{exc}" if isinstance(exc, ConfigError) else exc
             raise error(found) from exc
 
     def _sources(self, num_sources: int) -> Sequence[Any]:
@@ -200,7 +204,7 @@ class LaneSource:
             place, chain = piece.known
             iterator.read_until(place, cancelled, keep_from=_keep_from(piece, chunk))
             if iterator.first_place <= place <= iterator.read_place and iterator.chain_at(place) != chain:
-                raise ConfigError(_UNREPEATABLE.format(part.lane, place))
+                raise ConfigError(_UNREPEATABLE.format(origin.lane, place))
         return iterator, begun_at
 
     def _test(self, rules: LaneRules, iterator: LaneIterator, cancelled: Callable[[], bool] | None) -> None:
@@ -230,7 +234,7 @@ class LaneSource:
             raise
         except Exception as error:
             raise ConfigError(
-                f"lane {origin.number} cannot go on after its state at sample {place} is loaded: "
+                f"lane {origin.lane} cannot go on after its state at sample {place} is loaded: "
                 f"{exception_line(error)}. Leave out steps whose state cannot be loaded, such as a shuffle. "
                 f"{_OTHER_GUARANTEES}"
             ) from error
@@ -238,9 +242,9 @@ class LaneSource:
         if other.chain_at(other.read_place) == iterator.chain_at(iterator.read_place):
             return
         if not place:
-            raise ConfigError(_UNREPEATABLE.format(origin.number, iterator.read_place))
+            raise ConfigError(_UNREPEATABLE.format(origin.lane, iterator.read_place))
         raise ConfigError(
-            f"lane {origin.number} gives other samples after its state at sample {chunk} is loaded. The state does not "
+            f"lane {origin.lane} gives other samples after its state at sample {chunk} is loaded. The state does not "
             "hold all that the samples depend on, such as the buffer of a shuffle. Leave the shuffle out. "
             f"{_OTHER_GUARANTEES}"
         )

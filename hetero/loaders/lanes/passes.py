@@ -385,6 +385,8 @@ class Lanes:
         Raises:
             ConfigError: If they are the same.
         """
+        # Two sources of a mixture may have the same samples.
+        digest = f"{lane // self._layout.num_lanes}-{digest}"
         other = self._firsts.setdefault(digest, lane)
         if other == lane and self.exchange is not None:
             other = self.exchange.first(self._epoch, lane, digest)
