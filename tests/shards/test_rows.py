@@ -57,6 +57,13 @@ def test_formats_with_a_table_of_contents_need_no_index(tmp_path: Path, ending: 
     assert [rows[number] for number in (0, 40, 99)] == [{"id": 0}, {"id": 40}, {"id": 99}]
 
 
+def test_json_lines_are_read_as_json_reads_their_bytes(tmp_path: Path) -> None:
+    lines = [b'\xef\xbb\xbf{"a": "\xc3\xa9"}\r', b'{"a": "\xed\xa0\x80"}', b""]  # a mark of UTF-8, and half a character
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
+    assert cli.main(["index", str(tmp_path / "a.jsonl"), "--processes=1"]) == 0
+    assert [each["a"] for each in jsonl(tmp_path / "a.jsonl")] == ["\u00e9", "\ud800"]
+
+
 def test_columns_and_functions(tmp_path: Path) -> None:
     rows = made(tmp_path, "tar", columns=["txt"]).map(lambda sample: sample["txt"].decode())
     assert rows[3] == row(3)["text"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
@@ -77,7 +78,8 @@ class _Lines(BlockRows):
     def __getitem__(self, place: slice) -> Any: ...
     def __getitem__(self, place: Any) -> Any:
         # A text, because json searches bytes for their encoding first.
-        row = json.loads(self._lines[place].decode())
+        text = self._lines[place].removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogatepass")
+        row = json.loads(text)
         return row if self._columns is None else {name: row[name] for name in self._columns}
 
 
