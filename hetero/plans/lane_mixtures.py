@@ -53,9 +53,10 @@ class MixedLanes:
         self._global_batch = global_batch
         self._block_chunks = max(_BLOCK_STEPS, _BLOCK_STEPS * global_batch // layout.chunk_samples)
         zeros = np.zeros((layout.num_sources, layout.num_lanes), np.int64)
-        if start is not None and start.get("names") != self._names:
+        found = start.get("names") if isinstance(start, Mapping) else None
+        if start is not None and found != self._names:
             raise ConfigError(
-                f"the loaded state has the sources {start.get('names')!r:.200}, and the data set has {self._names}\n"
+                f"the loaded state has the sources {found!r:.200}, and the data set has {self._names}\n"
                 "  Return the same sources in the same order from the registered function."
             )
         self._blocks = [_Block(0, [0.0] * len(names), zeros) if start is None else _Block.of_state(start, zeros)]

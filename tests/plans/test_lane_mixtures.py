@@ -84,8 +84,9 @@ def test_unfitting_names_and_damaged_states_are_refused() -> None:
     with pytest.raises(ConfigError, match="the Mixture has the sources web, and the data set has rare, code"):
         mixed({"web": 1})
     start = mixed().start_before(0)
-    with pytest.raises(ConfigError, match="the loaded state has the sources .*\n  Return the same sources"):
-        mixed(start=start | {"names": NAMES[::-1]})
+    for other in ([], {}, start | {"names": NAMES[::-1]}):
+        with pytest.raises(ConfigError, match="the loaded state has the sources .*\n  Return the same sources"):
+            mixed(start=other)
     for wrong in ({"names": start["names"]}, start | {"given": [[0]]}, start | {"chunk": "x"}, start | {"rests": [1]}):
         with pytest.raises(ConfigError, match="the mixture of a loader's state is damaged"):
             mixed(start=wrong)
