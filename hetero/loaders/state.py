@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -300,12 +300,12 @@ class Progress:
         # `set_epoch` has set the offset to 0, because a script's own numbers need none.
         self._tool_offset = offset
 
-    def skip(self, batches: int) -> Start:
+    def skip(self, batches: int, num_batches: Callable[[Start], int] | None = None) -> Start:
         """Let the next pass begin ``batches`` global batches later. Return its start.
 
         Raises:
-            ConfigError: If ``batches`` is not an integer of at least 1, a pass is in progress, or a user's sampler has
-                a state.
+            ConfigError: If ``batches`` is not an integer of at least 1, a pass is in progress, a user's sampler has a
+                state, or the epoch has only ``num_batches(start)`` batches and that is fewer. Then nothing changes.
         """
         if type(batches) is not int or batches < 1:
             raise ConfigError(f"batches is {batches!r:.40}, expected an integer of at least 1")
@@ -320,8 +320,11 @@ class Progress:
             )
         if start.completed and start.batches:
             start = start.following()
-        self.resumed = replace(start, batches=start.batches + batches, completed=False, may_become_next_epoch=False)
-        return self.resumed
+        start = replace(start, batches=start.batches + batches, completed=False, may_become_next_epoch=False)
+        if num_batches is not None:
+            start.check_within(num_batches(start))
+        self.resumed = start
+        return start
 
     def resume(self, state: LoaderState) -> None:
         """Continue from ``state`` with the next pass."""

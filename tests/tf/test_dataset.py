@@ -202,6 +202,8 @@ def test_sources_of_consumed_batches_and_skipped_batches_are_reported(
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
     mixture = hetero.Mixture({"a": 0.75, "b": 0.25})
     data = hetero.tf.from_dataset(script.tf_test_sources(), batch_size=4, shuffle=mixture, seed=11)
+    with pytest.raises(ConfigError, match="Skip fewer batches"):
+        data.skip_batches(10**6)
     with caplog.at_level(logging.INFO):
         data.skip_batches(4)
     # TensorFlow makes all batches ahead, and the loop takes three.
