@@ -152,7 +152,8 @@ def _scan_all(
                 except BrokenProcessPool:
                     yield name, f"{name}: its process was killed, perhaps for lack of memory"
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            # Without waiting, its thread may write to a closed pipe when the interpreter ends ("Bad file descriptor").
+            pool.shutdown(cancel_futures=True)
 
 
 def _known(output: str, format_name: str) -> dict[str, tuple[ShardRecord, Table]]:

@@ -44,11 +44,13 @@ def add(commands: Subparsers) -> None:
 
 def _run(namespace: argparse.Namespace) -> int:
     # Imported here, because they import NumPy, which other commands do not need.
+    from hetero.documents.quantities import bytes_text
     from hetero.documents.text import counted
     from hetero.errors import ConfigError
     from hetero.shards.files import INDEX_NAME, base_of, expand
     from hetero.shards.formats import FORMATS, format_of
     from hetero.shards.indexing import index_shards
+    from hetero.shards.lengths import check_function
 
     if namespace.processes < 1:
         raise ConfigError(f"--processes is {namespace.processes}, expected at least 1")
@@ -63,6 +65,8 @@ def _run(namespace: argparse.Namespace) -> int:
     name = next(iter(formats))
     if name not in FORMATS:
         raise ConfigError(f"--format is {name!r}, expected one of {', '.join(FORMATS)}")
+    if namespace.lengths is not None:
+        check_function(namespace.lengths)  # before files are read for a long time
     output = namespace.output or f"{base_of(paths)}/{INDEX_NAME}"
     shown_s = [time.monotonic()]
     done = index_shards(
@@ -71,7 +75,7 @@ def _run(namespace: argparse.Namespace) -> int:
     shards = done.whole.shards
     num_rows, size = sum(shard.num_rows for shard in shards), sum(shard.size for shard in shards)
     say(
-        f"{output}: {counted(len(shards), 'shard')}, {counted(num_rows, 'row')}, {size / 1e9:.3g} GB. "
+        f"{output}: {counted(len(shards), 'shard')}, {counted(num_rows, 'row')}, {bytes_text(size)}. "
         f"{counted(done.num_read, 'shard')} read now.\n"
     )
     if namespace.lengths is not None:
@@ -106,8 +110,10 @@ def _write_lengths(namespace: argparse.Namespace, paths: list[str], index: str, 
 
 def _show(shown_s: list[float], progress: Progress) -> None:
     """Write the progress to standard error, at most every two seconds."""
+    from hetero.documents.quantities import bytes_text
+
     now_s = time.monotonic()
     if now_s - shown_s[0] >= _PROGRESS_S:
         shown_s[0] = now_s
-        gigabytes = f"{progress.bytes_done / 1e9:.3g} of {progress.num_bytes / 1e9:.3g} GB"
-        complain(f"hetero: indexed {progress.num_done} of {progress.num_shards} shards, {gigabytes}\n")
+        sizes = f"{bytes_text(progress.bytes_done)} of {bytes_text(progress.num_bytes)}"
+        complain(f"hetero: indexed {progress.num_done} of {progress.num_shards} shards, {sizes}\n")
