@@ -197,13 +197,14 @@ class Rows:
         """Return several rows. torch's loader and that of hetero call this for a batch. Raises like `__getitem__`."""
         if len(indices) == 0:
             return []
-        lowest, highest = min(indices), max(indices)
-        if not 0 <= lowest <= highest < len(self):
+        ends, run = self._row_ends, range(indices[0], indices[-1] + 1)
+        # A run of one block needs no list of places, and no copy of its part of a column.
+        if run.start >= 0 and run.stop <= len(self) and len(run) == len(indices) and list(run) == list(indices):
+            number = bisect.bisect_right(ends, run.start)
+            if run.stop <= ends[number]:
+                return self._take(number, run)
+        if not 0 <= min(indices) <= max(indices) < len(self):
             return [self[index] for index in indices]
-        ends = self._row_ends
-        number = bisect.bisect_right(ends, lowest)
-        if highest < ends[number]:
-            return self._take(number, indices)
         # Lists and a dictionary, because arrays take longer for a batch with one row of each block.
         by_block: dict[int, list[int]] = {}
         for at, number in enumerate(np.searchsorted(ends, np.asarray(indices), side="right").tolist()):
@@ -220,7 +221,10 @@ class Rows:
         first = self._row_ends[number - 1] if number else 0
         rows = self._rows_of(number, len(places))
         try:
-            taken = rows.take([place - first for place in places])
+            is_run = isinstance(places, range)
+            taken = rows.take(
+                range(places.start - first, places.stop - first) if is_run else [place - first for place in places]
+            )
         except Exception as error:
             where = f"{self._name_of(number)}, row {places[0] - first}"
             where += f" or one of {len(places) - 1} others" if len(places) > 1 else ""

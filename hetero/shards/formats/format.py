@@ -24,7 +24,7 @@ class BlockRows(Sequence[Any]):
     """The rows of one block. Each access makes a new row, so the caller may change it."""
 
     def take(self, places: Sequence[int]) -> list[Any]:
-        """Return the rows at some places."""
+        """Return the rows at some places. A range has a step of 1."""
         return [self[place] for place in places]
 
 

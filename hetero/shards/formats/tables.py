@@ -38,11 +38,9 @@ class TableRows(BlockRows):
 
     def take(self, places: Sequence[int]) -> list[Any]:
         """Return the rows at some places."""
-        begin, end = places[0], places[-1] + 1
-        is_run = end - begin == len(places) and list(places) == list(range(begin, end))
         rows: list[dict[str, Any]] = [{} for _ in places]
         for name, column in self._columns:
-            values = column.run(begin, end) if is_run else column.take(places)
+            values = column.run(places) if isinstance(places, range) else column.take(places)
             for row, value in zip(rows, values, strict=True):
                 row[name] = value
         return rows
@@ -58,9 +56,9 @@ class _Column:
     def __init__(self, column: Any) -> None:
         self._column = column
 
-    def run(self, begin: int, end: int) -> list[Any]:
-        """Return the values from ``begin`` to ``end``."""
-        values: list[Any] = self._column[begin:end].to_pylist()
+    def run(self, places: range) -> list[Any]:
+        """Return the values at places that follow each other."""
+        values: list[Any] = self._column.slice(places.start, len(places)).to_pylist()
         return values
 
     def take(self, places: Sequence[int]) -> list[Any]:
