@@ -1,4 +1,4 @@
-"""Makes the index of shards, in several processes."""
+"""Makes the index of shards, in several processes, and finds it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import os
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 from typing import NamedTuple
 
 from hetero.errors import ConfigError
-from hetero.shards.files import digest_of_ends
+from hetero.shards.files import INDEX_NAME, base_of, digest_of_ends
 from hetero.shards.formats import make_format
 from hetero.shards.index import Index, ShardRecord, Table, load_index, save_index
 from hetero.shards.stores import exists, facts_of, is_url
 from hetero.system.process import die_with_parent
 
-__all__ = ["Indexed", "Progress", "index_shards", "path_in_index", "scan_shards"]
+__all__ = ["Indexed", "Progress", "index_of", "index_shards", "path_in_index", "scan_shards"]
 
 _SAVE_S = 5.0
 """A kill loses at most the files of these seconds."""
@@ -59,6 +60,44 @@ def scan_shards(paths: Sequence[str], format_name: str) -> Index:
         ConfigError: If a file cannot be read. The message names it.
     """
     return Index.join(dict(_scan(path, path, format_name) for path in paths), format_name)
+
+
+def index_of(paths: Sequence[str], format_name: str, *, given: str | os.PathLike[str] | None) -> Index:
+    """Return the index of files, from its own file or from the files themselves.
+
+    Args:
+        paths: The files.
+        format_name: One of `hetero.shards.formats.FORMATS`.
+        given: Path or URL of the index. None for the folder that the files have in common.
+
+    Raises:
+        ConfigError: If there is no index and the format needs one, or the index does not fit the files.
+    """
+    path = f"{base_of(paths)}/{INDEX_NAME}" if given is None else os.fspath(given)
+    if given is None and not make_format(format_name).needs_scan and not _fits(path, paths, format_name):
+        return scan_shards(paths, format_name)
+    if given is None and not exists(path):
+        # An index of files in several folders lies in the folder that they have in common.
+        above = [] if is_url(path) else [str(each / INDEX_NAME) for each in Path(path).parents[1:]]
+        whole = next((each for each in above if _fits(each, paths, format_name)), None)
+        command = f"Run hetero index once: hetero index {paths[0]}{' ...' if len(paths) > 1 else ''}"
+        raise ConfigError(
+            f"there is no index {path}. {format_name} files need one, because only reading them shows their rows\n"
+            f"  {command if whole is None else f'An index of more files has them. Pass index={whole!r}'}"
+        )
+    index = load_index(path)
+    if index.format != format_name:
+        raise ConfigError(f"index {path} is for {index.format} files, expected {format_name}")
+    return index.select([path_in_index(each, path) for each in paths], f"index {path}")
+
+
+def _fits(path: str, paths: Sequence[str], format_name: str) -> bool:
+    """Return whether there is an index of all these files."""
+    if not exists(path):
+        return False
+    index = load_index(path)
+    wanted = {path_in_index(each, path) for each in paths}
+    return index.format == format_name and wanted <= {shard.path for shard in index.shards}
 
 
 def index_shards(

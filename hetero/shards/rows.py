@@ -24,13 +24,12 @@ from hetero.metrics.reading import SHARD_WAITS_S, off_cpu_s, wait_clock_s
 from hetero.plans.plan import Source
 from hetero.plans.windows import WindowLayout
 from hetero.shards.copies import Scratch, problems_of
-from hetero.shards.files import INDEX_NAME, ShardFile, base_of, expand, is_compressed
+from hetero.shards.files import ShardFile, expand, is_compressed
 from hetero.shards.formats import make_format
 from hetero.shards.formats.chunks import files_of
 from hetero.shards.formats.format import Block, BlockRows, Format, OpenShard
-from hetero.shards.index import Index, load_index
-from hetero.shards.indexing import path_in_index, scan_shards
-from hetero.shards.stores import exists, is_url
+from hetero.shards.index import Index
+from hetero.shards.indexing import index_of
 
 __all__ = ["Rows", "array_record", "arrow", "jsonl", "litdata", "mds", "parquet", "tar"]
 
@@ -157,7 +156,7 @@ class Rows:
             raise ConfigError(f"columns is the text {columns!r}, expected a list of names")
         self._format: Format = make_format(format_name, columns)
         self._paths = expand(files)
-        self._index = _index_of(self._paths, format_name, self._format, index)
+        self._index = index_of(self._paths, format_name, given=index)
         self._memory_bytes = memory_bytes
         self._window_bytes, self._num_lanes, self._chunk_rows = window_bytes, lanes, chunk_rows
         folder = scratch or Path(tempfile.gettempdir(), f"hetero-shards-{os.getuid()}")
@@ -221,10 +220,10 @@ class Rows:
         first = self._row_ends[number - 1] if number else 0
         rows = self._rows_of(number, len(places))
         try:
-            is_run = isinstance(places, range)
-            taken = rows.take(
-                range(places.start - first, places.stop - first) if is_run else [place - first for place in places]
-            )
+            if isinstance(places, range):
+                taken = rows.take(range(places.start - first, places.stop - first))
+            else:
+                taken = rows.take([place - first for place in places])
         except Exception as error:
             where = f"{self._name_of(number)}, row {places[0] - first}"
             where += f" or one of {len(places) - 1} others" if len(places) > 1 else ""
@@ -472,32 +471,3 @@ def _unit_ends(index: Index) -> list[int]:
                 unit_bytes = 0
         first += shard.num_blocks
     return unit_ends
-
-
-def _index_of(paths: Sequence[str], format_name: str, format_: Format, given: str | os.PathLike[str] | None) -> Index:
-    """Return the index of the files, from its file or from the files themselves."""
-    path = f"{base_of(paths)}/{INDEX_NAME}" if given is None else os.fspath(given)
-    if given is None and not format_.needs_scan and not _fits(path, paths, format_name):
-        return scan_shards(paths, format_name)
-    if given is None and not exists(path):
-        # An index of files in several folders lies in the folder that they have in common.
-        above = [] if is_url(path) else [str(each / INDEX_NAME) for each in Path(path).parents[1:]]
-        whole = next((each for each in above if _fits(each, paths, format_name)), None)
-        command = f"Run hetero index once: hetero index {paths[0]}{' ...' if len(paths) > 1 else ''}"
-        raise ConfigError(
-            f"there is no index {path}. {format_name} files need one, because only reading them shows their rows\n"
-            f"  {command if whole is None else f'An index of more files has them. Pass index={whole!r}'}"
-        )
-    index = load_index(path)
-    if index.format != format_name:
-        raise ConfigError(f"index {path} is for {index.format} files, expected {format_name}")
-    return index.select([path_in_index(each, path) for each in paths], f"index {path}")
-
-
-def _fits(path: str, paths: Sequence[str], format_name: str) -> bool:
-    """Return whether there is an index of all these files."""
-    if not exists(path):
-        return False
-    index = load_index(path)
-    wanted = {path_in_index(each, path) for each in paths}
-    return index.format == format_name and wanted <= {shard.path for shard in index.shards}
