@@ -17,7 +17,7 @@ from canary_jobs import data as makers
 from canary_jobs.jobs import SCRIPTS, Job
 from hetero.decide.canary.conducting import run_canaries
 from hetero.decide.canary.design import CanaryRequest, Cluster
-from hetero.decide.canary.files import data_files, evict
+from hetero.decide.canary.files import data_files
 from hetero.decide.canary.forecast import ForecastOptions
 from hetero.decide.canary.model import CanaryReport
 from hetero.decide.canary.observations import point_of, read_observed
@@ -25,6 +25,7 @@ from hetero.decide.canary.points import CanaryPoint
 from hetero.decide.studies.conduct import Progress
 from hetero.decide.studies.executors import SimulateExecutor
 from hetero.decide.studies.runs import PlannedRun
+from hetero.documents.files import evict
 from hetero.documents.records import decode, encode
 from hetero.launch.ranks.observed import CANARY_DIR_VARIABLE
 from hetero.pricing import Catalogue
