@@ -130,7 +130,9 @@ class LaneWork:
 
     def unending(self) -> LaneWork:
         """Return the work for any samples of the same lanes, which go on and never end. Profiles measure it."""
-        return replace(self, rules=replace(self.rules, guarantee="at-most-once", end="wrap"))
+        # A lane that is known up to a place goes on there with a new iterator.
+        pieces = tuple(replace(piece, known=(piece.part.place, b"")) for piece in self.pieces)
+        return replace(self, pieces=pieces, rules=replace(self.rules, guarantee="at-most-once", end="wrap"))
 
     def delivered(self, report: LaneReport) -> LaneWork:
         """Return the work of the samples that the batch has, without what was known before."""
