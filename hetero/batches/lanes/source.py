@@ -28,7 +28,8 @@ _UNREPEATABLE = (
 )
 _COMPARED_SAMPLES = 8
 """First samples of a lane that are compared with those of other lanes. One sample would be too few: lanes of a good
-source may begin with equal ones, as texts with the same first token do."""
+source may begin with equal ones, as texts with the same first token do. tests/lanes/test_public_reports.py
+has the report (astroPT 64)."""
 _OTHER_GUARANTEES = 'Or pass the loader guarantee="replay" or "at-most-once", see docs/streams.md'
 
 
