@@ -13,6 +13,7 @@ import atexit
 import ctypes
 import gc
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -130,7 +131,11 @@ def _show(part: Part, code: int, place: str) -> list[str]:
     shown = [line for line in lines if line.startswith("SKIPPED ")] + lines[-1:] if code == 0 else lines
     names = [path.relative_to(ROOT) for path in part.paths]
     print(f"part {place}:", *names, *(f"    {line}" for line in shown), sep="\n", flush=True)
-    return [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
+    if part.report.exists():
+        return [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
+    # A test that hangs ends its part (`timeout_method`), and so does one that crashes. Both print where it was.
+    last = re.findall(r"\bin (test_\w+)", "\n".join(lines))
+    return [f"ENDED WITH {code} {' '.join(map(str, names))}: {last[-1] if last else 'no test had begun'}"]
 
 
 def _slowest(reports: Sequence[Path]) -> list[str]:

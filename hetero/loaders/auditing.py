@@ -49,9 +49,9 @@ def record_of(pipeline: LoaderPipeline, request: BatchRequest, batch: Any) -> Re
 
 def add(pipeline: LoaderPipeline, record: Record) -> None:
     """Record the delivery of a batch for which `record_of` returned ``record``."""
-    pipeline.extent.by_source.update(record.by_source or {})
-    ledger = None if record.entry is None else _ledger(pipeline)
-    if record.entry is None or ledger is None:
+    if record.by_source is not None:
+        pipeline.extent.by_source.update(record.by_source)
+    if record.entry is None or (ledger := _ledger(pipeline)) is None:
         return
     if pipeline.audited_as is None:
         pipeline.audited_as = _facts(pipeline)

@@ -19,8 +19,9 @@ __all__ = [
     "wait_clock_s",
 ]
 
-MAX_SHARDS = 5
-"""Shards that a report names. No measurement chose it: a reader of a report looks at a few."""
+MAX_SHARDS = 8
+"""Slowest shards that a process or host names. An endpoint's packet to its pool has room for this many of the longest
+paths (tests/metrics/test_reading.py)."""
 SHARD = "shard "
 """Begin of the name of a statistic of an endpoint that is the wait for a shard."""
 SHARD_WAITS_S: defaultdict[str, float] = defaultdict(float)

@@ -14,7 +14,7 @@ from hetero.plans.mixtures import Mixture, next_counts
 __all__ = ["MixedLanes"]
 
 _BLOCK_STEPS = 128
-"""Steps that are counted at once. A state may be twice as many steps behind the requests. With eight sources and 64
+"""Steps that are counted at once. A state may be as many steps behind the latest batch. With eight sources and 64
 lanes, the plan of a step takes 0.10 ms with 16 or 128, 0.24 ms with one, and 0.17 ms with 1,024."""
 
 
@@ -91,10 +91,21 @@ class MixedLanes:
         at += (number - chunk) % self._layout.num_lanes
         return int(block.places(at, number, self._layout.num_lanes)[source])
 
+    def forget(self, position: int) -> None:
+        """Forget the order long before a position of the pass, up to which all batches were received.
+
+        A state may still be of a position that is `_BLOCK_STEPS` steps before.
+        """
+        chunk = position // self._layout.chunk_samples
+        while len(self._blocks) > 2 and self._blocks[2].first <= chunk:
+            del self._blocks[0]
+
     def _find(self, chunk: int) -> tuple[_Block, int]:
         """Return the block of a chunk, and the place of the chunk in it."""
         if chunk < self._blocks[0].first:
-            raise ConfigError(f"chunk {chunk} of a pass is before chunk {self._blocks[0].first}, which it resumed at")
+            raise ConfigError(
+                f"chunk {chunk} of a pass is before chunk {self._blocks[0].first}, the first that is known"
+            )
         while chunk >= self._blocks[-1].first + self._block_chunks or not len(self._blocks[-1].counts):
             self._count_next()
         block = next(each for each in reversed(self._blocks) if each.first <= chunk)
@@ -112,8 +123,6 @@ class MixedLanes:
             found, rests = next_counts([shares[place] for place in self._places], rests, layout.chunk_samples)
             counts.append(found)
         block.counts, block.end_rests = np.array(counts, np.int64), rests
-        # States are of positions behind those that are requested.
-        self._blocks = self._blocks[-3:]
 
 
 class _Block:

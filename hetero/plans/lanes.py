@@ -46,7 +46,8 @@ class LaneLayout:
     def check(self, *, batch_size: int, world_size: int) -> None:
         """Check that the lanes can be divided over the chunks of a global batch, and the chunks over the ranks.
 
-        Each lane is then read by the same rank in the whole pass.
+        Each lane is then read by the same rank in the whole pass. Chunks that are larger than a batch are read by
+        several ranks.
 
         Raises:
             ConfigError: If they cannot be divided.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from typing import cast
 
 from hetero.batches.lanes.iterator import Snapshot
@@ -9,8 +10,8 @@ from hetero.batches.lanes.pieces import ENDS, GUARANTEES, End, Guarantee, LanePi
 from hetero.batches.lanes.work import LaneWork
 from hetero.errors import ProtocolError
 from hetero.plans.lanes import LaneLayout, LanePart
-from hetero.wire.limits import MAX_LANES_BYTES, MAX_PIECES, Limits
-from hetero.wire.messages import parse
+from hetero.wire.limits import Limits
+from hetero.wire.messages import parse_bounded
 from hetero.wire.proto import data_pb2 as pb
 
 __all__ = ["read", "write"]
@@ -32,7 +33,7 @@ def write(message: pb.FetchRequest, work: LaneWork) -> None:
         snapshot_every=rules.snapshot_every,
     )
     for piece in work.pieces:
-        place, chain = piece.known or (0, b"")
+        place, chain = piece.known
         made = lanes.pieces.add(
             lane=piece.part.lane,
             place=piece.part.place,
@@ -42,8 +43,9 @@ def write(message: pb.FetchRequest, work: LaneWork) -> None:
         )
         if (snapshot := piece.snapshot) is not None:
             made.snapshot.place, made.snapshot.chain = snapshot.place, snapshot.chain
-            made.snapshot.state, made.snapshot.library = snapshot.state, snapshot.library
+            made.snapshot.state_bytes, made.snapshot.library = len(snapshot.state), snapshot.library
     message.lanes = lanes.SerializeToString()
+    message.lane_states = b"".join(piece.snapshot.state for piece in work.pieces if piece.snapshot is not None)
 
 
 def read(message: pb.FetchRequest, limits: Limits) -> LaneWork:
@@ -54,14 +56,13 @@ def read(message: pb.FetchRequest, limits: Limits) -> LaneWork:
     """
     if message.indices or message.keys or message.occurrences:
         raise ProtocolError("a request has lanes and indices, expected one of them")
-    if len(message.lanes) > MAX_LANES_BYTES:
+    lanes = parse_bounded(pb.Lanes, message.lanes)
+    states = BytesIO(message.lane_states)
+    pieces = tuple(_piece(each, lanes, states) for each in lanes.pieces)
+    if len(message.lane_states) != sum(each.snapshot.state_bytes for each in lanes.pieces):
         raise ProtocolError(
-            f"the lanes of a request have {len(message.lanes)} bytes, at most {MAX_LANES_BYTES} are allowed"
+            f"a request has {len(message.lane_states)} bytes of states, which are not those of its lanes"
         )
-    lanes = parse(pb.Lanes, message.lanes)
-    if len(lanes.pieces) > MAX_PIECES:
-        raise ProtocolError(f"a request has {len(lanes.pieces)} pieces of lanes, at most {MAX_PIECES} are allowed")
-    pieces = tuple(_piece(each, lanes) for each in lanes.pieces)
     num_samples = sum(piece.part.num_samples for piece in pieces)
     if not 1 <= num_samples <= limits.max_indices:
         raise ProtocolError(f"a request has {num_samples} samples of lanes, expected 1 to {limits.max_indices}")
@@ -82,11 +83,12 @@ def read(message: pb.FetchRequest, limits: Limits) -> LaneWork:
     )
 
 
-def _piece(message: pb.LanePiece, lanes: pb.Lanes) -> LanePiece:
+def _piece(message: pb.LanePiece, lanes: pb.Lanes, states: BytesIO) -> LanePiece:
     snapshot = None
     if message.HasField("snapshot"):
         found = message.snapshot
-        snapshot = Snapshot(place=found.place, chain=found.chain, state=found.state, library=found.library)
+        state = states.read(found.state_bytes)
+        snapshot = Snapshot(place=found.place, chain=found.chain, state=state, library=found.library)
     places = (message.known_place, 0 if snapshot is None else snapshot.place)
     # Random keys are made of signed 64-bit numbers of lane and place.
     num_lanes = lanes.num_lanes * max(1, lanes.num_sources)
@@ -96,5 +98,5 @@ def _piece(message: pb.LanePiece, lanes: pb.Lanes) -> LanePiece:
     return LanePiece(
         part=LanePart(lane=message.lane, place=message.place, num_samples=message.num_samples),
         snapshot=snapshot,
-        known=(message.known_place, message.known_chain) if message.known_chain else None,
+        known=(message.known_place, message.known_chain),
     )

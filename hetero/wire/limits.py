@@ -14,9 +14,7 @@ __all__ = [
     "GREETING",
     "MAX_FETCH_BYTES",
     "MAX_HELPERS",
-    "MAX_LANES_BYTES",
     "MAX_PARSED_BYTES",
-    "MAX_PIECES",
     "MAX_SKIPS_BYTES",
     "PROTOCOL",
     "SERVICE",
@@ -39,15 +37,10 @@ Larger blocks do not compress better: with photographs, 64 KiB, 256 KiB and 1 Mi
 blocks, threads need the interpreter's lock more often. A receiver needs the memory of one block in addition.
 """
 MAX_FETCH_BYTES = 16 * 2**20
-"""Largest request for a batch. A sample takes 8 bytes for a 64-bit index, 4 for its occurrences and 1 for its owner."""
+"""Largest request for a batch. A sample takes 8 bytes for a 64-bit index, 4 for its occurrences and 1 for its owner. A
+batch of lanes has their states."""
 MAX_PARSED_BYTES = 2**20
-"""Largest size of a request's keys, and of its helpers. After parsing, they take many times this size in memory."""
-MAX_LANES_BYTES = 8 * 2**20
-"""Largest size of a request's lanes. Nearly all of it are states, which take no more memory after parsing.
-Eight states of the largest size fit. No measurement chose it."""
-MAX_PIECES = 4096
-"""Largest number of pieces of lanes in a request. Each takes some 100 bytes more after parsing, so a request takes at
-most 0.4 MB more. No measurement chose it."""
+"""Largest size of a request's keys, helpers, and lanes. After parsing, they take many times this size in memory."""
 AT_ONCE_BYTES = 2 * 2**20
 """Largest batch that an endpoint's compute thread sends itself, and that the training loop may receive itself."""
 MAX_EXPECTED = 8

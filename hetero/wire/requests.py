@@ -17,7 +17,7 @@ from hetero.errors import ConfigError, ProtocolError, SampleFailure
 from hetero.spec import DatasetSpec
 from hetero.wire import indexed, lanes
 from hetero.wire.compression import compression_from_proto, compression_to_proto
-from hetero.wire.limits import MAX_FETCH_BYTES, MAX_HELPERS, MAX_LANES_BYTES, MAX_PARSED_BYTES, PROTOCOL, Limits
+from hetero.wire.limits import MAX_FETCH_BYTES, MAX_HELPERS, MAX_PARSED_BYTES, PROTOCOL, Limits
 from hetero.wire.messages import parse, parse_bounded
 from hetero.wire.proto import data_pb2 as pb
 
@@ -108,7 +108,7 @@ def serialize(request: BatchRequest, limits: Limits = _DEFAULT_LIMITS) -> bytes:
     # The endpoint rejects larger keys and larger requests, so do not send them. Report both as too many indices.
     for size, max_bytes in (
         (len(message.keys), MAX_PARSED_BYTES),
-        (len(message.lanes), MAX_LANES_BYTES),
+        (len(message.lanes), MAX_PARSED_BYTES),
         (len(data), MAX_FETCH_BYTES),
     ):
         if size > max_bytes:

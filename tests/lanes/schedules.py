@@ -89,19 +89,19 @@ class _Exchange:
         self.ranks: list[Lanes] = []
         self.states: dict[int, str] = {}
 
-    def agree(self, epoch: int, step: int, end: int | None) -> int | None:
+    def agree(self, step: int, end: int | None) -> int | None:
         return min((rank.end_step for rank in self.ranks if rank.end_step is not None), default=None)
 
-    def first(self, epoch: int, lane: int, digest: str) -> int:
+    def first(self, lane: int, digest: str) -> int:
         return lane
 
-    def fail(self, epoch: int) -> None:
+    def fail(self) -> None:
         raise AssertionError("no batch raises")
 
-    def share(self, epoch: int, state: str) -> None:
+    def share(self, state: str) -> None:
         self.states[len(self.states)] = state
 
-    def shared(self, epoch: int) -> list[str]:
+    def shared(self) -> list[str]:
         return list(self.states.values())
 
 
@@ -127,7 +127,7 @@ class _Rank:
             if entry[1] is None and (entry is self.flight[0] or chance.random() < 0.5):
                 entry[1] = hosts.fetch(_request(entry[0]))
         planned, (batch, content) = self.flight.popleft()
-        report = LaneReport.from_array(content)
+        report = LaneReport.from_array(content, planned.work.pieces)
         self.lanes.received(planned.work, report, step=planned.position)
         assert planned.work.delivered(report).num_samples == len(batch or ())
         return planned.position, batch or []
@@ -144,7 +144,9 @@ def lanes_schedule(seed: int) -> str:
     mixture = chance.choice([None, None, Mixture(lambda step: {"few": 1 + step % 3, "many": 3})])
     end: Any = chance.choice(["stop", "rest"]) if mixture is None else "wrap"
     worlds = [world for world in (1, 2, 4, 8) if world <= chance.choice([2, 4, 8])]
-    chunk, num_chunks = chance.choice([1, 2, 4]), max(worlds)
+    chunk = chance.choice([1, 2, 4])
+    # In some schedules, two of the most ranks share a lane.
+    num_chunks = max(1, max(worlds) // chance.choice([1, min(2, chunk)]))
     global_batch = chunk * num_chunks
     num_lanes = num_chunks * chance.choice([1, 2, 3])
     num_samples = num_lanes * chance.randint(chunk + 1, 6 * chunk)

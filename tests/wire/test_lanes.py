@@ -15,12 +15,13 @@ from hetero.batches.request import BatchRequest
 from hetero.errors import ConfigError, ProtocolError
 from hetero.plans.lanes import LaneLayout, LanePart
 from hetero.spec import DatasetSpec
-from hetero.wire.limits import MAX_LANES_BYTES, PROTOCOL, Limits
+from hetero.wire.limits import MAX_FETCH_BYTES, MAX_PARSED_BYTES, PROTOCOL, Limits
 from hetero.wire.proto import data_pb2 as pb
 from hetero.wire.requests import from_proto, parse_request, serialize
 
 SPEC = DatasetSpec("stream", "{}")
 CHAIN = b"chain of samples"
+STATE = b"state"
 NUM_LANES = 2**20 - 1
 
 
@@ -31,7 +32,7 @@ def pieces(draw: st.DrawFn) -> LanePiece:
     before = st.integers(0, place)
     snapshots = st.builds(Snapshot, place=before, chain=st.binary(), state=st.binary(), library=st.text(max_size=9))
     known = st.tuples(before, st.binary(min_size=1))
-    return LanePiece(part=part, snapshot=draw(st.none() | snapshots), known=draw(st.none() | known))
+    return LanePiece(part=part, snapshot=draw(st.none() | snapshots), known=draw(st.just((0, b"")) | known))
 
 
 @st.composite
@@ -65,12 +66,14 @@ def message(*, piece: Any = None, pieces: Any = None, fetch: Any = None, **lanes
     rules = {"num_lanes": 2, "chunk_samples": 4, "guarantee": "replay", "end": "stop", "snapshot_every": 1}
     made = pb.Lanes(**{**rules, **lanes}, pieces=[{**part, **(piece or {})}] if pieces is None else pieces)
     dataset = pb.DatasetSpec(name="stream", arguments_json="{}")
-    fields = {"protocol": PROTOCOL, "dataset": dataset, "collate": True, "lanes": made.SerializeToString()}
+    states = STATE * sum(each.HasField("snapshot") for each in made.pieces)
+    lanes_of = {"lanes": made.SerializeToString(), "lane_states": states}
+    fields = {"protocol": PROTOCOL, "dataset": dataset, "collate": True, **lanes_of}
     return pb.FetchRequest(**{**fields, **(fetch or {})})
 
 
 def snapshot(place: int) -> dict[str, Any]:
-    return {"snapshot": {"place": place, "chain": CHAIN, "state": b"state", "library": ""}}
+    return {"snapshot": {"place": place, "chain": CHAIN, "state_bytes": len(STATE), "library": ""}}
 
 
 @pytest.mark.parametrize("changes", [{}, {"piece": snapshot(8)}, {"piece": {"place": 2**40 - 1}}])
@@ -101,7 +104,9 @@ def test_request_without_a_mistake_is_read(changes: Any) -> None:
         ({"fetch": {"keys": b"\x0a\x00"}}, "lanes and indices"),
         ({"fetch": {"occurrences": bytes(4)}}, "lanes and indices"),
         ({"fetch": {"lanes": b"\xff"}}, "not a valid Lanes message"),
-        ({"fetch": {"lanes": bytes(MAX_LANES_BYTES + 1)}}, f"at most {MAX_LANES_BYTES} a"),
+        ({"fetch": {"lanes": bytes(MAX_PARSED_BYTES + 1)}}, f"at most {MAX_PARSED_BYTES} a"),
+        ({"fetch": {"lane_states": b"more"}}, "4 bytes of states, which are not those of its lanes"),
+        ({"piece": snapshot(8), "fetch": {"lane_states": STATE[1:]}}, "4 bytes of states, which are not"),
     ],
 )
 def test_malformed_request_is_rejected(changes: Any, text: str) -> None:
@@ -115,7 +120,7 @@ def test_request_above_the_limits_of_the_endpoint_is_rejected() -> None:
 
 
 def test_states_that_an_endpoint_would_reject_are_not_sent() -> None:
-    state = Snapshot(place=0, chain=CHAIN, state=bytes(MAX_LANES_BYTES), library="")
+    state = Snapshot(place=0, chain=CHAIN, state=bytes(MAX_FETCH_BYTES), library="")
     rules = LaneRules(layout=LaneLayout(num_lanes=1, chunk_samples=1), guarantee="exactly-once", end="stop")
     piece = LanePiece(part=LanePart(lane=0, place=0, num_samples=1), snapshot=state)
     with pytest.raises(ConfigError, match="smaller states of lanes"):

@@ -16,7 +16,9 @@ from hetero.batches.purity.comparison import digest
 from hetero.batches.seeds import sample_key
 from hetero.errors import ConfigError
 
-__all__ = ["LaneIterator", "LaneOrigin", "Snapshot"]
+__all__ = ["LaneIterator", "LaneOrigin", "Snapshot", "checked_chain"]
+
+_DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,29 @@ class Snapshot:
         """Return the snapshot before the first sample. None if the source has no library."""
         library = library_of(source)
         return cls(place=0, chain=b"", state=encode_state((0, None)), library=library) if library else None
+
+    @classmethod
+    def of_row(cls, row: Any) -> Snapshot:
+        """Return the snapshot with these values, in the order of its fields.
+
+        Raises:
+            ValueError, TypeError: If it cannot have them.
+        """
+        place, chain, state, library = row
+        if not (type(place) is int and type(state) is bytes and type(library) is str):
+            raise ValueError("a snapshot has other values than a place, a chain, a state and a library")
+        return cls(place=place, chain=checked_chain(chain), state=state, library=library)
+
+
+def checked_chain(value: Any) -> bytes:
+    """Return the value if it can be a digest.
+
+    Raises:
+        ValueError: If it cannot.
+    """
+    if type(value) is not bytes or len(value) not in (0, _DIGEST_BYTES):
+        raise ValueError(f"a digest of samples is {value!r:.60}")
+    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +86,7 @@ class LaneOrigin:
 
 
 _TAKEN: Any = object()
+_END: Any = object()
 
 
 class _Read:
@@ -190,34 +216,33 @@ class LaneIterator:
         """Read one sample. Return whether there was one."""
         origin, place = self.origin, self.read_place
         origin.seed_all(sample_key(origin.seed, origin.epoch, (origin.number, place), 0))
-        try:
-            sample = next(self._opened)
-        except StopIteration:
-            if place and self.origin.wraps:
-                self._round += 1
-                self._opened = self._open(None)
-                return self._read_after_wrap()
-            self._has_ended = True
-            return self._check_not_empty()
-        self._note(sample)
-        return True
-
-    def _read_after_wrap(self) -> bool:
-        """Read the first sample of another round."""
-        try:
-            self._note(next(self._opened))
-        except StopIteration:
+        sample = next(self._opened, _END)
+        if sample is _END and place and origin.wraps:
+            self._round += 1
+            self._opened = self._open(None)
+            sample = next(self._opened, _END)
+            if sample is _END:
+                raise ConfigError(
+                    f"lane {origin.lane} yields nothing when it begins again: "
+                    'end="wrap" needs a source that can be iterated more than once'
+                )
+        if sample is not _END:
+            self._note(sample)
+            return True
+        if not place:
             raise ConfigError(
-                f"lane {self.origin.lane} yields nothing when it begins again: "
-                'end="wrap" needs a source that can be iterated more than once'
-            ) from None
-        return True
+                f"lane {origin.lane} of {origin.num_lanes} yields nothing: "
+                "the source is empty, or has fewer shards than there are lanes. Pass the loader a smaller lanes=, or "
+                "write more shards. If a rank would have no lane, give the source an index: see hetero.shards"
+            )
+        self._has_ended = True
+        return False
 
     def _note(self, sample: Any) -> None:
         """Record a sample that was read."""
         # Hash the sample before anyone may change it.
         content = digest(sample)
-        chain = blake2b(self.chain_at(self.read_place) + content, digest_size=16).digest()
+        chain = blake2b(self.chain_at(self.read_place) + content, digest_size=_DIGEST_BYTES).digest()
         place = self.read_place + 1
         snapshot = None
         if self._every and place % self._every == 0 and self._opened.has_state:
@@ -228,20 +253,6 @@ class LaneIterator:
                 library=library_of(self.origin.source),
             )
         self._reads.append(_Read(sample, content, chain, snapshot))
-
-    def _check_not_empty(self) -> bool:
-        """Return False, for the end of the lane.
-
-        Raises:
-            ConfigError: If the lane is empty.
-        """
-        if not self.read_place:
-            raise ConfigError(
-                f"lane {self.origin.lane} of {self.origin.num_lanes} yields nothing: "
-                "the source is empty, or has fewer shards than there are lanes. Pass the loader a smaller lanes=, or "
-                "write more shards. If a rank would have no lane, give the source an index: see hetero.shards"
-            )
-        return False
 
     def _open(self, state: Any | None) -> Opened:
         origin = self.origin

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from base64 import b64decode, b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from hetero.batches.lanes.iterator import Snapshot
-from hetero.batches.lanes.states import MAX_STATE_BYTES
-from hetero.errors import ProtocolError
+from hetero.batches.lanes.iterator import Snapshot, checked_chain
+from hetero.batches.lanes.states import MAX_STATE_BYTES, decode_state, encode_state
+from hetero.errors import ConfigError, ProtocolError
 from hetero.plans.lanes import LaneLayout, LanePart
 
 __all__ = ["ENDS", "GUARANTEES", "End", "Guarantee", "LanePiece", "LaneReport", "LaneRules", "PieceReport"]
@@ -43,8 +41,9 @@ class LanePiece:
     part: LanePart
     snapshot: Snapshot | None = None
     """Where the lane may be begun anew: at most at the place of the part."""
-    known: tuple[int, bytes] | None = None
-    """A place up to that of the part, and the chain there (`hetero.batches.lanes.iterator.LaneIterator`)."""
+    known: tuple[int, bytes] = (0, b"")
+    """A place up to that of the part, and the chain there (`hetero.batches.lanes.iterator.LaneIterator`). The chain is
+    empty if it is not known. The rank will not ask for samples of earlier chunks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,69 +73,49 @@ class LaneReport:
 
     def to_array(self) -> npt.NDArray[np.uint8]:
         """Return the report as bytes."""
-        items = [
-            [
-                piece.num_samples,
-                piece.num_left,
-                piece.chain.hex(),
-                piece.snapshot
-                and [
-                    piece.snapshot.place,
-                    piece.snapshot.chain.hex(),
-                    b64encode(piece.snapshot.state).decode(),
-                    piece.snapshot.library,
-                ],
-                piece.begun_at,
-                piece.first.hex(),
-            ]
-            for piece in self.pieces
-        ]
-        return np.frombuffer(json.dumps(items).encode(), np.uint8)
-
-    def check(self, pieces: Sequence[LanePiece]) -> None:
-        """Check that this can be the report of these pieces.
-
-        Raises:
-            ProtocolError: If there are more samples than were requested, or a state is too large.
-        """
-        counts = [done.num_samples for done in self.pieces]
-        wanted = [piece.part.num_samples for piece in pieces]
-        states = [len(done.snapshot.state) for done in self.pieces if done.snapshot is not None]
-        fits = (
-            all(len(done.chain) in (0, 16) for done in self.pieces)
-            and len(counts) == len(wanted)
-            and all(0 <= count <= most for count, most in zip(counts, wanted, strict=True))
-        )
-        largest = max(states, default=0)
-        if not fits or largest > MAX_STATE_BYTES:
-            raise ProtocolError(f"a batch of {wanted} samples of lanes has {counts}, and a state of {largest} bytes")
+        rows = [astuple(each) for each in self.pieces]
+        return np.frombuffer(encode_state(rows, max_bytes=0), np.uint8)
 
     @classmethod
-    def from_array(cls, content: Any) -> LaneReport:
-        """Return the report that `to_array` made these bytes of. Call `check` next.
+    def from_array(cls, content: Any, pieces: Sequence[LanePiece]) -> LaneReport:
+        """Return the report that `to_array` made these bytes of.
+
+        Args:
+            content: The bytes.
+            pieces: What was requested.
 
         Raises:
-            ProtocolError: If the bytes are not a report.
+            ProtocolError: If the bytes are no report of these pieces. A peer may have made them.
         """
         try:
-            items = json.loads(np.asarray(content, np.uint8).tobytes())
-            return cls(tuple(_piece_report(*item) for item in items))
-        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+            # A state of the largest size takes a third more as text.
+            rows = decode_state(np.asarray(content, np.uint8).tobytes(), max_bytes=2 * MAX_STATE_BYTES * len(pieces))
+            return cls(tuple(_piece_report(piece.part, row) for piece, row in zip(pieces, rows, strict=True)))
+        except (ConfigError, ValueError, TypeError, OverflowError) as error:
             raise ProtocolError(f"the report of a batch of lanes is damaged: {error}") from error
 
 
-def _piece_report(num_samples: Any, num_left: Any, chain: str, snapshot: Any, begun_at: Any, first: str) -> PieceReport:
-    found = None
-    if snapshot is not None:
-        place, before, state, library = snapshot
-        found = Snapshot(
-            place=int(place), chain=bytes.fromhex(before), state=b64decode(state, validate=True), library=str(library)
-        )
+def _piece_report(part: LanePart, row: Sequence[Any]) -> PieceReport:
+    """Return the report of a piece with these values, in the order of its fields.
+
+    Raises:
+        ValueError, TypeError: If it cannot have them.
+    """
+    num_samples, num_left, chain, snapshot, begun_at, first = row
+    end = part.place + part.num_samples
+    found = None if snapshot is None else Snapshot.of_row(snapshot)
+    if found is not None and (not 0 <= found.place <= end or len(found.state) > MAX_STATE_BYTES):
+        raise ValueError(f"a snapshot at sample {found.place} before sample {end} has {len(found.state)} bytes")
+    are_whole = {type(num_samples), type(num_left), type(begun_at)} <= {int, type(None)}
+    if not (
+        are_whole and 0 <= num_samples <= part.num_samples and (num_left or 0) >= 0 and 0 <= (begun_at or 0) <= end
+    ):
+        raise ValueError(f"{num_samples} of {part.num_samples} samples, begun at {begun_at}, and {num_left} are left")
     return PieceReport(
-        num_samples=int(num_samples),
-        num_left=None if num_left is None else int(num_left),
-        chain=bytes.fromhex(chain),
+        num_samples=num_samples,
+        num_left=num_left,
+        chain=checked_chain(chain),
         snapshot=found,
-        begun_at=None if begun_at is None else int(begun_at),
-        first=bytes.fromhex(first),
+        begun_at=begun_at,
+        first=checked_chain(first),
     )

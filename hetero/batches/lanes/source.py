@@ -19,12 +19,17 @@ GUARANTEE_LINES = """\
   guarantee="exactly-once"  needs an iterator with a state (state_dict, load_state_dict). It is tested at the start
   guarantee="replay"        a lane that moves begins anew, and passes over what was delivered. Exact, if the source
                             gives the same samples again. It takes longer at later positions
-  guarantee="at-most-once"  a lane that moves begins anew. What was in flight is lost. The report counts moves
+  guarantee="at-most-once"  for queues. A lane that moves goes on with a new iterator, which should not give the same
+                            samples again. What was in flight is lost. The report counts moves
 """
 _UNREPEATABLE = (
     "lane {} gave other samples before sample {} when it was begun anew: the source cannot be replayed. Typical "
     "causes: shuffling with a seed of the time or the process, threads, a stream that goes on. Give the source a fixed "
     'seed, or the generator of the random module, which hetero seeds. Or pass the loader guarantee="at-most-once"'
+)
+_UNREADABLE = (
+    "lane {} cannot be read a second time: {}. Let the source open its files and connections anew each time that it is "
+    'iterated. Or pass the loader guarantee="at-most-once"'
 )
 _COMPARED_SAMPLES = 8
 """First samples of a lane that are compared with those of other lanes. One sample would be too few: lanes of a good
@@ -136,9 +141,18 @@ class LaneSource:
         self, rules: LaneRules, piece: LanePiece, origin: LaneOrigin, cancelled: Callable[[], bool] | None
     ) -> tuple[list[Any], PieceReport]:
         part, chunk = piece.part, rules.layout.chunk_samples
-        iterator, begun_at = self._at(rules, piece, origin, cancelled)
+        iterator, begun_at = self._at(rules, piece, origin)
+        # Requests of a lane may overtake each other. What the rank had received when it sent the request is not needed
+        # again. Chunks that are larger than a batch have samples for several ranks.
+        place, chain = piece.known
+        keep_from = place - chunk
+        if chain and rules.guarantee != "at-most-once" and iterator.first_place <= place:
+            # Compared by each request, because the first one may have been cancelled.
+            iterator.read_until(place, cancelled, keep_from=keep_from)
+            if iterator.read_place < place or iterator.chain_at(place) != chain:
+                raise ConfigError(_UNREPEATABLE.format(origin.lane, place))
+        iterator.read_until(part.place, cancelled, keep_from=keep_from)
         end = part.place + part.num_samples
-        iterator.read_until(part.place, cancelled, keep_from=_keep_from(piece, chunk))
         # With "stop", all ranks must know one chunk ahead that the lane goes on.
         iterator.read_until((part.place // chunk + 2) * chunk if rules.end == "stop" else end, cancelled)
         is_first = origin.lane == part.place == 0
@@ -165,9 +179,7 @@ class LaneSource:
         )
         return samples, report
 
-    def _at(
-        self, rules: LaneRules, piece: LanePiece, origin: LaneOrigin, cancelled: Callable[[], bool] | None
-    ) -> tuple[LaneIterator, int | None]:
+    def _at(self, rules: LaneRules, piece: LanePiece, origin: LaneOrigin) -> tuple[LaneIterator, int | None]:
         """Return an iterator of a lane up to the place of a piece, and where it was begun if it was not there."""
         part, chunk = piece.part, rules.layout.chunk_samples
         key = (origin.seed, origin.epoch, part.lane)
@@ -184,29 +196,29 @@ class LaneSource:
                 iterator.go_on_at(part.place)
                 return iterator, part.place
         every = chunk * rules.snapshot_every if rules.guarantee == "exactly-once" else 0
-        # With at-most-once, a new iterator goes on after what was delivered.
-        place = piece.known[0] if is_lost and piece.known is not None else 0
         snapshot = piece.snapshot
         if snapshot is None and not is_lost:
             # It names the library, so a resume with another version is refused before the first state, too.
             snapshot = Snapshot.of_beginning(origin.source)
-        iterator = LaneIterator(origin, snapshot, every=every, place=place)
+        self._keep_two_passes(key)
+        # With at-most-once, a new iterator goes on after what was delivered.
+        iterator = LaneIterator(origin, snapshot, every=every, place=piece.known[0] if is_lost else 0)
         self._iterators[key] = iterator
-        # The lanes of a training and of a validation may be open, or those of two passes.
-        while len(self._iterators) > 2 * rules.layout.num_all_lanes:
-            self._iterators.pop(next(iter(self._iterators)))
-        begun_at = iterator.first_place
         if every and not iterator.has_state:
             raise ConfigError(
                 f'guarantee="exactly-once" needs a state, and the iterator of {type(origin.source).__name__} has '
                 f"no state_dict() and load_state_dict(). {_OTHER_GUARANTEES}"
             )
-        if piece.known is not None and rules.guarantee != "at-most-once":
-            place, chain = piece.known
-            iterator.read_until(place, cancelled, keep_from=_keep_from(piece, chunk))
-            if iterator.first_place <= place <= iterator.read_place and iterator.chain_at(place) != chain:
-                raise ConfigError(_UNREPEATABLE.format(origin.lane, place))
-        return iterator, begun_at
+        return iterator, iterator.first_place
+
+    def _keep_two_passes(self, key: tuple[int, int, int]) -> None:
+        """Close the iterators of old passes if the lane is the first of a pass, because iterators hold files.
+
+        Two passes may be open: those of a training and of a validation, or two that follow each other.
+        """
+        if self._iterators and not any(other[:2] == key[:2] for other in self._iterators):
+            latest = next(reversed(self._iterators))[:2]
+            self._iterators = {other: each for other, each in self._iterators.items() if other[:2] == latest}
 
     def _test(self, rules: LaneRules, iterator: LaneIterator, cancelled: Callable[[], bool] | None) -> None:
         """Begin a lane a second time, and compare the samples.
@@ -234,10 +246,12 @@ class LaneSource:
         except Cancelled:
             raise
         except Exception as error:
+            why = exception_line(error)
+            if rules.guarantee == "replay":
+                raise ConfigError(_UNREADABLE.format(origin.lane, why)) from error
             raise ConfigError(
-                f"lane {origin.lane} cannot go on after its state at sample {place} is loaded: "
-                f"{exception_line(error)}. Leave out steps whose state cannot be loaded, such as a shuffle. "
-                f"{_OTHER_GUARANTEES}"
+                f"lane {origin.lane} cannot go on after its state at sample {place} is loaded: {why}. Leave out steps "
+                f"whose state cannot be loaded, such as a shuffle. {_OTHER_GUARANTEES}"
             ) from error
         self._tested.add((rules.guarantee, origin.number))
         if other.chain_at(other.read_place) == iterator.chain_at(iterator.read_place):
@@ -249,12 +263,3 @@ class LaneSource:
             "hold all that the samples depend on, such as the buffer of a shuffle. Leave the shuffle out. "
             f"{_OTHER_GUARANTEES}"
         )
-
-
-def _keep_from(piece: LanePiece, chunk: int) -> int:
-    """Return from where on samples are kept, because requests of a lane may overtake each other.
-
-    What the rank had received when it sent the request is not needed again. Chunks that are larger than a batch have
-    samples for several ranks, which are at most a step apart.
-    """
-    return 0 if piece.known is None else piece.known[0] - chunk

@@ -17,15 +17,13 @@ __all__ = ["MAX_STATE_BYTES", "decode_state", "encode_state"]
 MAX_STATE_BYTES = 2**20
 """Largest state of a lane, compressed. It bounds the memory that a peer can demand. No measurement chose it: a state
 that counts rows takes about 100 bytes, and one that holds a shuffle buffer of samples does not fit."""
-MAX_STATES_BYTES = 64 * MAX_STATE_BYTES
-"""Largest size of the states of all lanes in the state of a loader. 64 lanes may have the largest state."""
 
 
 def encode_state(state: object, *, max_bytes: int = MAX_STATE_BYTES) -> bytes:
     """Return a state as bytes. Equal states give equal bytes.
 
     Args:
-        max_bytes: Largest size of the result.
+        max_bytes: Largest size of the result. 0 for no limit.
         state: None, bool, int, float, str, bytes, arrays, tensors, and lists, tuples and dicts of these.
 
     Raises:
@@ -38,13 +36,13 @@ def encode_state(state: object, *, max_bytes: int = MAX_STATE_BYTES) -> bytes:
     # An integer of thousands of digits, a tensor of bfloat16, or a list that holds itself.
     except (ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"the state of the iterator cannot be saved: {error}") from error
-    if len(content) > max_bytes:
+    if 0 < max_bytes < len(content):
         raise ConfigError(f"the state of a lane takes {len(content)} bytes, at most {max_bytes} are allowed")
     return content
 
 
 def decode_state(content: bytes, *, max_bytes: int = 16 * MAX_STATE_BYTES) -> Any:
-    """Return the state that `encode_state` made these bytes of. Unpacked, it may take ``max_bytes``.
+    """Return the state that `encode_state` made these bytes of. Unpacked, it may take ``max_bytes``, or any size if 0.
 
     Raises:
         ConfigError: If the bytes are damaged.

@@ -130,7 +130,7 @@ class LaneWork:
 
     def unending(self) -> LaneWork:
         """Return the work for any samples of the same lanes, which go on and never end. Profiles measure it."""
-        # A lane that is known up to a place goes on there with a new iterator.
+        # With at-most-once, a lane goes on at its known place with a new iterator.
         pieces = tuple(replace(piece, known=(piece.part.place, b"")) for piece in self.pieces)
         return replace(self, pieces=pieces, rules=replace(self.rules, guarantee="at-most-once", end="wrap"))
 

@@ -8,7 +8,7 @@ from typing import Any
 from hetero.batches.lanes.pieces import LaneReport
 from hetero.batches.lanes.work import LaneWork
 from hetero.batches.request import BatchRequest
-from hetero.errors import DatasetError, ProtocolError
+from hetero.errors import ProtocolError
 from hetero.loaders.lanes.passes import Lanes
 from hetero.loaders.prefetching import Batches, EpochRequests
 
@@ -33,6 +33,19 @@ class LaneBatches:
 
     def __next__(self) -> Any:
         """Return the next batch. Block until it has arrived, and until all ranks have theirs."""
+        try:
+            return self._next()
+        except StopIteration:
+            raise
+        except BaseException:
+            self.request = self._batches.request
+            # Without this batch, the ranks cannot agree on an end. So the pass is over.
+            if self._lanes.lose():
+                self.close()
+            raise
+
+    def _next(self) -> Any:
+        """Return the next batch."""
         while True:
             try:
                 answer = next(self._batches)
@@ -40,20 +53,13 @@ class LaneBatches:
                 self._lanes.agree_on_end()
                 self._lanes.note_end()
                 raise
-            except DatasetError:
-                self.request = self._batches.request
-                # Without this batch, the ranks cannot agree on an end. So the pass is over.
-                if self._lanes.lose():
-                    self.close()
-                raise
             request = self._batches.request
             assert request is not None
             assert isinstance(request.work, LaneWork)
             if not (isinstance(answer, tuple) and len(answer) == 2):
                 raise ProtocolError("the batch of an iterable came without its report")
             batch, content = answer
-            report = LaneReport.from_array(content)
-            report.check(request.work.pieces)
+            report = LaneReport.from_array(content, request.work.pieces)
             step = request.position
             self._lanes.received(request.work, report, step=step)
             self._lanes.agree(step)

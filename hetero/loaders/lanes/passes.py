@@ -6,12 +6,12 @@ import itertools
 import logging
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any, Protocol
 
-from hetero.batches.lanes.iterator import Snapshot
+from hetero.batches.lanes.iterator import Snapshot, checked_chain
 from hetero.batches.lanes.pieces import LanePiece, LaneReport, LaneRules, PieceReport
-from hetero.batches.lanes.states import MAX_STATES_BYTES, decode_state, encode_state
+from hetero.batches.lanes.states import decode_state, encode_state
 from hetero.batches.lanes.work import LaneWork
 from hetero.errors import ConfigError
 from hetero.loaders.lanes.options import LaneOptions
@@ -28,25 +28,25 @@ logger = logging.getLogger(__name__)
 class RankExchange(Protocol):
     """What the ranks of a loader tell each other."""
 
-    def agree(self, epoch: int, step: int, end: int | None) -> int | None:
+    def agree(self, step: int, end: int | None) -> int | None:
         """Return the lowest end that a rank passes. Wait until all ranks have called this for the step."""
 
-    def first(self, epoch: int, lane: int, digest: str) -> int:
+    def first(self, lane: int, digest: str) -> int:
         """Return the first lane that was passed with this digest of its first samples. Does not wait."""
 
-    def fail(self, epoch: int) -> None:
+    def fail(self) -> None:
         """Let `agree` raise an error on all other ranks. Does not wait."""
 
-    def share(self, epoch: int, state: str) -> None:
+    def share(self, state: str) -> None:
         """Let other ranks read the snapshots of this rank. Does not wait."""
 
-    def shared(self, epoch: int) -> list[str]:
+    def shared(self) -> list[str]:
         """Return what other ranks have shared. Does not wait."""
 
 
-_KEPT_SNAPSHOTS = 4
-"""Snapshots of a lane that are kept, because a state may be taken when the loop has not got the latest batches
-(tests/tf/test_lanes.py). With fewer, a resumed lane begins at place 0."""
+_KEPT = 4
+"""Snapshots and chains of a lane that are kept, because a state may be taken when the loop has not got the latest
+batches (tests/tf/test_lanes.py). With fewer, a resumed lane begins at place 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +55,14 @@ class _Lane:
 
     snapshots: tuple[Snapshot, ...] = ()
     """The latest snapshots, the oldest first."""
-    known: tuple[int, bytes] | None = None
-    """The place after the last delivered sample, and the chain there."""
+    known: tuple[tuple[int, bytes], ...] = ()
+    """Places after the last samples of the latest batches, each with the chain there. The oldest first."""
 
     def until(self, place: int) -> _Lane:
-        """Return what is known up to a place, with the last two snapshots."""
+        """Return what is known up to a place: the last two snapshots, and the last chain."""
         snapshots = tuple(each for each in self.snapshots if each.place <= place)
-        known = self.known if self.known is not None and self.known[0] <= place else None
-        return _Lane(snapshots[-2:], known)
+        known = tuple(each for each in self.known if each[0] <= place)
+        return _Lane(snapshots[-2:], known[-1:])
 
 
 class LanePasses:
@@ -119,7 +119,7 @@ class LanePasses:
         chunk_samples = options.chunk_samples or stated.get("chunk_samples") or batch_size
         known: dict[int, _Lane] = {}
         mixed: Mapping[str, Any] | None = None
-        loaded, self._loaded = self._loaded, None
+        loaded = self._loaded
         if loaded is not None and step and loaded[0] == epoch:
             found = loaded[1]["num_lanes"], loaded[1]["chunk_samples"]
             if found != (num_lanes, chunk_samples):
@@ -131,6 +131,12 @@ class LanePasses:
             known, mixed = _unpacked(loaded[1]["snapshots"]), loaded[1].get("mixture")
         layout = LaneLayout(num_lanes=num_lanes, chunk_samples=chunk_samples, num_sources=max(1, len(names)))
         layout.check(batch_size=batch_size, world_size=shard.world_size)
+        if options.guarantee == "at-most-once" and chunk_samples > batch_size and shard.world_size > 1:
+            raise ConfigError(
+                f"a pass has {chunk_samples} samples of a lane in a row, and a batch has {batch_size}, so several "
+                'ranks would read a lane. With guarantee="at-most-once" each of them loses what the others get\n'
+                f"  Pass chunk_samples={batch_size}. Within an epoch, use as many ranks as before."
+            )
         global_batch = batch_size * shard.world_size
         mixture = options.mixture
         order = (
@@ -144,11 +150,12 @@ class LanePasses:
             name=self._name,
             extent=self._extent,
             exchange=exchange,
-            epoch=epoch,
             step=step,
-            num_steps=layout.steps_between(global_batch=global_batch),
+            global_batch=global_batch,
             known=known,
         )
+        # Only now, because another thread may ask for the state meanwhile, and a begin that fails may be tried again.
+        self._loaded = None
 
     def of(self, epoch: int) -> Lanes:
         """Return the lanes of a pass that has begun."""
@@ -177,9 +184,8 @@ class Lanes:
         name: Name of the loader, for messages.
         extent: Counts how often a lane is begun anew.
         exchange: Connects the ranks. None for a single rank.
-        epoch: Number of the pass.
         step: First step of the pass.
-        num_steps: Steps between two chunks of a lane.
+        global_batch: Samples of a step on all ranks.
         known: What a loaded state knows of lanes.
     """
 
@@ -192,9 +198,8 @@ class Lanes:
         name: str,
         extent: Extent,
         exchange: RankExchange | None,
-        epoch: int,
         step: int,
-        num_steps: int,
+        global_batch: int,
         known: Mapping[int, _Lane],
     ) -> None:
         self.options = options
@@ -202,13 +207,21 @@ class Lanes:
         self.end_step: int | None = None
         """The first step that not all ranks have. None if it is not known."""
         self.num_lanes = layout.num_lanes
+        self.num_steps = layout.steps_between(global_batch=global_batch)
+        """Steps between two chunks of a lane."""
         self._layout = layout
+        self._rules = LaneRules(
+            layout=layout, guarantee=options.guarantee, end=options.end, snapshot_every=options.snapshot_every
+        )
         self._order = order
         self._name = name
         self._extent = extent
-        self._epoch = epoch
         self._first_step = step
-        self._num_steps = num_steps
+        self._global_batch = global_batch
+        # Counted now, because a mixture forgets its first steps.
+        places = [order.place(lane, step * global_batch) for lane in range(layout.num_all_lanes if step else 0)]
+        self._begins = dict(enumerate(places))
+        """Place of each lane where the pass begins. Empty if each begins at 0."""
         self._agreed = step - 1
         """Steps up to this one exist on all ranks."""
         self._known = known
@@ -220,19 +233,20 @@ class Lanes:
 
     def plan(self, step: int, *, batch_size: int, world_size: int, ranks: range) -> Iterator[PlannedBatch]:
         """Yield the batches of some ranks from a step on, until the end is known."""
-        layout = self._layout
-        num_groups = max(1, layout.num_lanes * layout.chunk_samples // batch_size)
+        num_lanes = self._layout.num_lanes
+        lanes_of_batch = max(1, batch_size // self._layout.chunk_samples)
         for number in itertools.count(step):
             for rank in ranks:
-                if (self.end_step is not None and number >= self.end_step) or len(self._dry) >= layout.num_lanes:
+                if (self.end_step is not None and number >= self.end_step) or len(self._dry) >= num_lanes:
                     return
                 parts = self._order.parts(number, batch_size=batch_size, rank=rank, world_size=world_size)
                 pieces = tuple(self._piece(part) for part in parts if part.lane not in self._dry)
                 if pieces:
-                    work = LaneWork(pieces=pieces, rules=self._rules(layout))
-                    yield PlannedBatch(number, work, rank, lane=(number * world_size + rank) % num_groups)
+                    # Ranks that share a lane name the same group, so that one endpoint reads it.
+                    group = pieces[0].part.lane % num_lanes // lanes_of_batch
+                    yield PlannedBatch(number, LaneWork(pieces=pieces, rules=self._rules), rank, lane=group)
             # A rank whose lanes are dry has nothing to wait for.
-            if self._dry and self._dry >= self._lanes_of(ranks, batch_size, world_size, layout):
+            if self._dry and self._dry >= self._lanes_of(ranks, batch_size, world_size):
                 return
 
     def received(self, work: LaneWork, report: LaneReport, *, step: int) -> None:
@@ -243,16 +257,20 @@ class Lanes:
         """
         for piece, done in zip(work.pieces, report.pieces, strict=True):
             part = piece.part
-            snapshots = self._lane(part.lane).snapshots
+            snapshots, known = (before := self._lane(part.lane)).snapshots, before.known
             if done.snapshot is not None and done.snapshot not in snapshots:
-                snapshots = (*snapshots, done.snapshot)[-_KEPT_SNAPSHOTS:]
-            self._lanes[part.lane] = _Lane(snapshots, (part.place + done.num_samples, done.chain))
+                snapshots = (*snapshots, done.snapshot)[-_KEPT:]
+            if done.num_samples:  # else the lane has ended somewhere before
+                known = (*known, (part.place + done.num_samples, done.chain))[-_KEPT:]
+            self._lanes[part.lane] = _Lane(snapshots, known)
             if done.first:
                 self._check_first(part.lane, done.first.hex())
-            # Without anything known, the lane was begun for the first time, by a request that has overtaken others.
-            if done.begun_at is not None and (piece.known is not None or piece.snapshot is not None):
+            # If the rank had received nothing, the lane was begun for the first time, maybe by a later request.
+            if done.begun_at is not None and piece.known[0]:
                 self._note_begun(part, done.begun_at)
             self._note_end(part, done, step)
+        if isinstance(self._order, MixedLanes):
+            self._order.forget(step * self._global_batch)
 
     def agree(self, step: int) -> None:
         """Find out whether all ranks have a step. `received` was called for it. May wait for other ranks."""
@@ -260,16 +278,15 @@ class Lanes:
             return
         if self.options.end != "stop":
             # No rank waits here. Each one tells its snapshots after each chunk of its lanes.
-            if (step + 1) % self._num_steps == 0:
-                self.exchange.share(self._epoch, _packed(self._lanes))
+            if (step + 1) % self.num_steps == 0:
+                self.exchange.share(_packed(self._lanes))
             return
         if step <= self._agreed:
             return
-        self.exchange.share(self._epoch, _packed(self._lanes))
-        self.end_step = self.exchange.agree(self._epoch, step, self.end_step)
+        self.exchange.share(_packed(self._lanes))
+        self.end_step = self.exchange.agree(step, self.end_step)
         # Once each lane was read, the reports say whether all lanes have another chunk.
-        num_steps = self._num_steps
-        self._agreed = step + num_steps if step >= self._first_step + num_steps - 1 else step
+        self._agreed = step + self.num_steps if step >= self._first_step + self.num_steps - 1 else step
 
     def agree_on_end(self) -> None:
         """Tell other ranks of the end of this rank's lanes, if they still expect a batch of it."""
@@ -284,7 +301,7 @@ class Lanes:
         """Tell ranks that wait for the same end that a batch of this rank has raised. Return whether there are any."""
         if self.exchange is None or self.options.end != "stop":
             return False
-        self.exchange.fail(self._epoch)
+        self.exchange.fail()
         return True
 
     def note_end(self) -> None:
@@ -313,7 +330,7 @@ class Lanes:
         """See `LanePasses.state`."""
         layout = self._layout
         lanes = dict(self._known)
-        for text in [] if self.exchange is None else self.exchange.shared(self._epoch):
+        for text in [] if self.exchange is None else self.exchange.shared():
             lanes |= _unpacked(text)
         lanes |= dict(self._lanes)
         order = self._order
@@ -325,28 +342,23 @@ class Lanes:
         """Return what is known of a lane."""
         return self._lanes.get(number) or self._known.get(number) or _Lane()
 
-    def _rules(self, layout: LaneLayout) -> LaneRules:
-        options = self.options
-        return LaneRules(
-            layout=layout, guarantee=options.guarantee, end=options.end, snapshot_every=options.snapshot_every
-        )
-
     def _piece(self, part: LanePart) -> LanePiece:
         lane = self._lane(part.lane).until(part.place)
         # Begin before the place that is known, if possible. Then the samples in between are compared.
+        known = lane.known[-1] if lane.known else (self._begins.get(part.lane, 0), b"")
         last = lane.snapshots[-1] if lane.snapshots else None
-        snapshot = lane.snapshots[0] if lane.known is not None and last and last.place == lane.known[0] else last
+        snapshot = lane.snapshots[0] if known[1] and last and last.place == known[0] else last
         if snapshot is not None and self.options.allow_version_change:
             snapshot = replace(snapshot, library="")
-        return LanePiece(part=part, snapshot=snapshot, known=lane.known)
+        return LanePiece(part=part, snapshot=snapshot, known=known)
 
-    def _lanes_of(self, ranks: range, batch_size: int, world_size: int, layout: LaneLayout) -> set[int]:
+    def _lanes_of(self, ranks: range, batch_size: int, world_size: int) -> set[int]:
         """Return the lanes that some ranks read."""
         return {
             part.lane
-            for step in range(self._num_steps)
+            for step in range(self.num_steps)
             for rank in ranks
-            for part in layout.parts(step, batch_size=batch_size, rank=rank, world_size=world_size)
+            for part in self._layout.parts(step, batch_size=batch_size, rank=rank, world_size=world_size)
         }
 
     def _note_end(self, part: LanePart, done: PieceReport, step: int) -> None:
@@ -356,9 +368,16 @@ class Lanes:
         if self.options.end == "stop":
             end = step if done.num_samples < part.num_samples else None
             if end is None and done.num_left is not None and done.num_left < self._layout.chunk_samples:
-                end = step + self._num_steps
-            if end is not None:
-                self.end_step = end if self.end_step is None else min(end, self.end_step)
+                end = step + self.num_steps
+            if end is None or (self.end_step is not None and end >= self.end_step):
+                return
+            if self.exchange is not None and end <= self._agreed:
+                raise ConfigError(
+                    f"lane {part.lane} of loader {self._name:.40} ended before sample {part.place + part.num_samples}, "
+                    "which it had announced, so the ranks cannot end together\n"
+                    '  Its source gives fewer samples when it is begun anew. Pass end="rest" or end="wrap" for it.'
+                )
+            self.end_step = end
 
     def _note_begun(self, part: LanePart, begun_at: int) -> None:
         """Log that a lane was begun anew within a pass."""
@@ -389,7 +408,7 @@ class Lanes:
         digest = f"{lane // self._layout.num_lanes}-{digest}"
         other = self._firsts.setdefault(digest, lane)
         if other == lane and self.exchange is not None:
-            other = self.exchange.first(self._epoch, lane, digest)
+            other = self.exchange.first(lane, digest)
         if other != lane:
             raise ConfigError(
                 f"lanes {other} and {lane} of loader {self._name:.40} give the same samples, because the source does "
@@ -400,12 +419,10 @@ class Lanes:
 
 
 def _packed(lanes: Mapping[int, _Lane]) -> str:
-    """Return what is known of lanes as text, with the last two snapshots of each."""
-    rows = []
-    for number, lane in sorted(lanes.items()):
-        snapshots = [(each.place, each.chain, each.state, each.library) for each in lane.snapshots[-2:]]
-        rows.append((number, lane.known, snapshots))
-    return b64encode(encode_state(rows, max_bytes=MAX_STATES_BYTES)).decode()
+    """Return what is known of lanes as text."""
+    rows = [(number, lane.known, [*map(astuple, lane.snapshots)]) for number, lane in sorted(lanes.items())]
+    # A limit of each state is enough here, and the text is of this job or of the script's own checkpoint.
+    return b64encode(encode_state(rows, max_bytes=0)).decode()
 
 
 def _unpacked(text: str) -> dict[int, _Lane]:
@@ -415,13 +432,11 @@ def _unpacked(text: str) -> dict[int, _Lane]:
         ConfigError: If it is damaged.
     """
     try:
-        found = {}
-        for number, known, rows in decode_state(b64decode(text), max_bytes=2 * MAX_STATES_BYTES):
-            snapshots = tuple(
-                Snapshot(place=int(place), chain=bytes(chain), state=bytes(state), library=str(library))
-                for place, chain, state, library in rows
+        return {
+            int(number): _Lane(
+                tuple(map(Snapshot.of_row, rows)), tuple((int(place), checked_chain(chain)) for place, chain in known)
             )
-            found[int(number)] = _Lane(snapshots, None if known is None else (int(known[0]), bytes(known[1])))
-        return found
+            for number, known, rows in decode_state(b64decode(text), max_bytes=0)
+        }
     except (ValueError, TypeError, LookupError) as error:
         raise ConfigError(f"the lanes of a loader's state are damaged: {error}") from error

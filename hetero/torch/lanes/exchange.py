@@ -9,7 +9,7 @@ import logging
 import time
 
 from hetero.control.rank import session as control
-from hetero.errors import DatasetMismatchError
+from hetero.errors import DataPlaneError
 from hetero.system.waits import LOG_INTERVAL_S
 from hetero.torch.order.ranks import RankStore
 
@@ -35,9 +35,9 @@ class StoreExchange:
         self._written: list[list[str]] = []
         """Keys of the latest two steps that this rank has written."""
 
-    def agree(self, epoch: int, step: int, end: int | None) -> int | None:
+    def agree(self, step: int, end: int | None) -> int | None:
         """Return the lowest end that a rank passes. Wait until all ranks have called this for the step."""
-        key = f"{self._prefix}end/{epoch}/{step}"
+        key = f"{self._prefix}end/{step}"
         self._store.set(f"{key}/{self._rank}", json.dumps(end))
         begin_s = said_s = time.monotonic()
         keys = [f"{key}/{rank}" for rank in range(self._world_size)]
@@ -50,9 +50,10 @@ class StoreExchange:
             written += [f"{key}/count", f"{key}/lowest"]
         while not self._store.check([f"{key}/lowest"]):
             if self._store.check([f"{self._prefix}failed"]):
-                raise DatasetMismatchError(
-                    f"a batch of rank {self._store.get(f'{self._prefix}failed')} has raised, so the ranks cannot end "
-                    "together\n  See the error of that rank."
+                failed = self._store.get(f"{self._prefix}failed")
+                raise DataPlaneError(
+                    f"rank {failed} could not deliver a batch, so this rank stops too\n"
+                    f"  See the error of rank {failed}."
                 )
             session = control.current()
             if session is not None:
@@ -77,18 +78,19 @@ class StoreExchange:
             self._delete(self._written.pop(0))
         return lowest
 
-    def fail(self, epoch: int) -> None:
+    def fail(self) -> None:
         """Let `agree` raise an error on all other ranks. Does not wait."""
         with contextlib.suppress(RuntimeError):
-            self._store.set(f"{self._prefix}failed", str(self._rank))
+            self._store.set_if_missing(f"{self._prefix}failed", str(self._rank))
 
-    def first(self, epoch: int, lane: int, digest: str) -> int:
+    def first(self, lane: int, digest: str) -> int:
         """Return the first lane that was passed with this digest of its first samples. Does not wait."""
         return int(self._store.set_if_missing(f"{self._prefix}first/{digest}", str(lane)))
 
-    def share(self, epoch: int, state: str) -> None:
+    def share(self, state: str) -> None:
         """Let other ranks read the snapshots of this rank. Does not wait."""
-        self._store.set(f"{self._prefix}state/{self._rank}", state)
+        with contextlib.suppress(RuntimeError):  # with other ends than "stop", the rank with the store may have ended
+            self._store.set(f"{self._prefix}state/{self._rank}", state)
 
     def close(self) -> None:
         """Delete what this rank has written. Call it when other ranks have read it."""
@@ -98,7 +100,7 @@ class StoreExchange:
         for key in keys:
             self._store.delete(key)
 
-    def shared(self, epoch: int) -> list[str]:
+    def shared(self) -> list[str]:
         """Return what other ranks have shared. Does not wait."""
         keys = [f"{self._prefix}state/{rank}" for rank in range(self._world_size) if rank != self._rank]
         with contextlib.suppress(RuntimeError):

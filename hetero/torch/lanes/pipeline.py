@@ -117,21 +117,21 @@ class LanePipeline(Pipeline):
             exchange=self._exchange(number),
             names=self.source_names,
         )
-        self._check_workers(shard.world_size)
+        self._check_workers(self.lanes.of(start.number).num_steps)
         self._warn_of_idle_endpoints(self.lanes.of(start.number).num_lanes, shard)
         self.extent.begin_pass(steps=None, num_done=0)
         return number, start, plan(start)
 
-    def _check_workers(self, world_size: int) -> None:
+    def _check_workers(self, num_steps: int) -> None:
         """Check that each lane stays with one of torch's workers, which take the batches in turn.
 
         Raises:
             ConfigError: If lanes move, and that would lose samples.
         """
-        num_workers, num_lanes = self.workers.num_workers, self._options.num_lanes
-        if is_remote() or not num_workers or num_lanes is None or num_lanes // world_size % num_workers == 0:
+        num_workers = self.workers.num_workers
+        if is_remote() or not num_workers or num_steps % num_workers == 0:
             return
-        advice = f"lanes={num_lanes} on {world_size} ranks is no multiple of num_workers={num_workers} on each"
+        advice = f"each lane is read every {num_steps} steps, which is no multiple of num_workers={num_workers}"
         if self._options.guarantee == "at-most-once":
             raise ConfigError(f"{advice}\n  Lanes would move between workers, and each move loses samples.")
         if not self._has_warned:

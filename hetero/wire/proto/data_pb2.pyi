@@ -149,7 +149,7 @@ class Source(_message.Message):
     def __init__(self, name: _Optional[str] = ..., num_samples: _Optional[int] = ..., layout: _Optional[bytes] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("protocol", "dataset", "indices", "keys", "occurrences", "helpers", "seed", "epoch", "position", "collate", "step", "verify", "max_batch_bytes", "compression", "on_sample_error", "as_is", "contiguous", "is_part", "owners", "lanes")
+    __slots__ = ("protocol", "dataset", "indices", "keys", "occurrences", "helpers", "seed", "epoch", "position", "collate", "step", "verify", "max_batch_bytes", "compression", "on_sample_error", "as_is", "contiguous", "is_part", "owners", "lanes", "lane_states")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     DATASET_FIELD_NUMBER: _ClassVar[int]
     INDICES_FIELD_NUMBER: _ClassVar[int]
@@ -170,6 +170,7 @@ class FetchRequest(_message.Message):
     IS_PART_FIELD_NUMBER: _ClassVar[int]
     OWNERS_FIELD_NUMBER: _ClassVar[int]
     LANES_FIELD_NUMBER: _ClassVar[int]
+    LANE_STATES_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     dataset: DatasetSpec
     indices: bytes
@@ -190,7 +191,8 @@ class FetchRequest(_message.Message):
     is_part: bool
     owners: bytes
     lanes: bytes
-    def __init__(self, protocol: _Optional[int] = ..., dataset: _Optional[_Union[DatasetSpec, _Mapping]] = ..., indices: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., occurrences: _Optional[bytes] = ..., helpers: _Optional[bytes] = ..., seed: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., collate: bool = ..., step: _Optional[int] = ..., verify: bool = ..., max_batch_bytes: _Optional[int] = ..., compression: _Optional[_Union[Compression, str]] = ..., on_sample_error: _Optional[_Union[OnSampleError, str]] = ..., as_is: bool = ..., contiguous: bool = ..., is_part: bool = ..., owners: _Optional[bytes] = ..., lanes: _Optional[bytes] = ...) -> None: ...
+    lane_states: bytes
+    def __init__(self, protocol: _Optional[int] = ..., dataset: _Optional[_Union[DatasetSpec, _Mapping]] = ..., indices: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., occurrences: _Optional[bytes] = ..., helpers: _Optional[bytes] = ..., seed: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., collate: bool = ..., step: _Optional[int] = ..., verify: bool = ..., max_batch_bytes: _Optional[int] = ..., compression: _Optional[_Union[Compression, str]] = ..., on_sample_error: _Optional[_Union[OnSampleError, str]] = ..., as_is: bool = ..., contiguous: bool = ..., is_part: bool = ..., owners: _Optional[bytes] = ..., lanes: _Optional[bytes] = ..., lane_states: _Optional[bytes] = ...) -> None: ...
 
 class Lanes(_message.Message):
     __slots__ = ("num_lanes", "chunk_samples", "guarantee", "end", "snapshot_every", "pieces", "num_sources")
@@ -227,16 +229,16 @@ class LanePiece(_message.Message):
     def __init__(self, lane: _Optional[int] = ..., place: _Optional[int] = ..., num_samples: _Optional[int] = ..., snapshot: _Optional[_Union[LaneSnapshot, _Mapping]] = ..., known_place: _Optional[int] = ..., known_chain: _Optional[bytes] = ...) -> None: ...
 
 class LaneSnapshot(_message.Message):
-    __slots__ = ("place", "chain", "state", "library")
+    __slots__ = ("place", "chain", "state_bytes", "library")
     PLACE_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
-    STATE_FIELD_NUMBER: _ClassVar[int]
+    STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
     LIBRARY_FIELD_NUMBER: _ClassVar[int]
     place: int
     chain: bytes
-    state: bytes
+    state_bytes: int
     library: str
-    def __init__(self, place: _Optional[int] = ..., chain: _Optional[bytes] = ..., state: _Optional[bytes] = ..., library: _Optional[str] = ...) -> None: ...
+    def __init__(self, place: _Optional[int] = ..., chain: _Optional[bytes] = ..., state_bytes: _Optional[int] = ..., library: _Optional[str] = ...) -> None: ...
 
 class Helpers(_message.Message):
     __slots__ = ("items",)
