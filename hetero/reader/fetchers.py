@@ -416,13 +416,15 @@ class Fetchers:
 
     def _start_first(self) -> Attempt | None:
         """Start an attempt for the lowest missing batch that has room and an endpoint."""
-        passed: set[ServedDataset] = set()  # data sets that lack room or an endpoint for one batch, and so for all
+        # Data sets that lack room or an endpoint for one batch, and so for all. With a lane, for all of this lane.
+        passed: set[tuple[ServedDataset, int | None]] = set()
         # A copy, because `_is_held_back` removes batches that fail.
         for batch in tuple(self.window.missing):
-            if batch.dataset in passed:
+            lane = None if batch.request.work.may_be_hedged else batch.request.lane
+            if (batch.dataset, None) in passed or (batch.dataset, lane) in passed:
                 continue
             if not self.window.has_room(batch):
-                passed.add(batch.dataset)
+                passed.add((batch.dataset, None))
                 continue
             if self._is_held_back(batch):
                 continue
@@ -437,9 +439,8 @@ class Fetchers:
                 return self._start(batch, connection)
             # A suspect batch needs an endpoint for itself. If it or a doubted batch gets no endpoint, other batches of
             # the data set may still get one.
-            # Other lanes may have endpoints that are ready.
-            if not is_suspect and not needs_planned and batch.request.work.may_be_hedged:
-                passed.add(batch.dataset)
+            if not is_suspect and not needs_planned:
+                passed.add((batch.dataset, lane))
         return None
 
     def _is_held_back(self, batch: PendingBatch) -> bool:

@@ -125,13 +125,18 @@ class Router:
     ) -> None:
         self.endpoints: list[EndpointConnection] = []
         """This rank's endpoints, in order of preference."""
-        self._by_id: list[EndpointConnection] = []
-        """The endpoints of lanes, in an order that other ranks have too: without those that the job added on trainer
-        hosts while it ran, because they may go at any time. If there are only such endpoints, they serve lanes too."""
+        self._of_lanes: dict[str, EndpointConnection] = {}
+        """The endpoints of lanes by their ids, in an order that other ranks have too: without those that the job added
+        on trainer hosts while it ran, because they may go at any time. If there are only such endpoints, they serve
+        lanes too."""
+        self._planned_ids: list[str] = []
+        """The ids of these endpoints. Lane l is planned to be at number l modulo their number."""
         self._id_of_lane: dict[int, str] = {}
         """Endpoint of each lane that came."""
-        self._joined: set[str] = set()
-        """Endpoints that came after the first ones."""
+        self._hosts_of_lanes: set[str] = set()
+        """Hosts of these, since the last `update` or before."""
+        self._moving: dict[int, str] = {}
+        """Endpoints that have come, for the lanes that move to them once they are ready."""
         self._table = table
         self._rank = rank
         self._world_size = world_size
@@ -144,21 +149,25 @@ class Router:
     def update(self) -> None:
         """Select this rank's endpoints anew, because endpoints came, left, or are down."""
         self.endpoints = subset(self._table, self._rank, self._world_size)
-        before = [connection.record.endpoint_id for connection in self._by_id]
+        before = self._of_lanes
         planned = [connection for connection in self.endpoints if not connection.record.is_optional]
         # Lanes that follow each other are on different hosts, and few lanes are divided by the hosts' endpoints.
         by_host: dict[str, list[EndpointConnection]] = {}
         for connection in sorted(planned or self.endpoints, key=lambda connection: connection.record.endpoint_id):
             by_host.setdefault(connection.record.host, []).append(connection)
         places = [((number + 0.5) / len(own), each) for own in by_host.values() for number, each in enumerate(own)]
-        self._by_id = [each for _, each in sorted(places, key=operator.itemgetter(0))]
-        ids = [connection.record.endpoint_id for connection in self._by_id]
-        if before:
-            self._joined |= {each for each in ids if each not in before}
-        # The lanes of an endpoint that left move. Those that an endpoint that came should have move when it is ready.
-        for lane, own in self._id_of_lane.items():
-            if own not in ids and ids:
-                self._id_of_lane[lane] = ids[lane % len(ids)]
+        ordered = [each for _, each in sorted(places, key=operator.itemgetter(0))]
+        self._of_lanes = {connection.record.endpoint_id: connection for connection in ordered}
+        self._planned_ids = list(self._of_lanes)
+        for lane, own in self._id_of_lane.items() if ordered else ():
+            planned_id = self._planned_ids[lane % len(ordered)]
+            # The lanes of an endpoint that left move now.
+            if own not in self._of_lanes:
+                self._id_of_lane[lane] = planned_id
+            elif planned_id not in before:
+                self._moving[lane] = planned_id
+        ids = self._id_of_lane.values()
+        self._hosts_of_lanes = {self._of_lanes[each].record.host for each in ids if each in self._of_lanes}
 
     def planned_batches(self, prefetch_factor: float) -> int:
         """Return how many batches this rank should have in flight: its share of all slots, times a factor."""
@@ -197,7 +206,7 @@ class Router:
         now_s = self._clock()
         ready = [
             connection
-            for connection in (self.endpoints if may_leave_lane else self._by_id)
+            for connection in (self.endpoints if may_leave_lane else self._of_lanes.values())
             if connection.serves(spec)
             and (is_optional_allowed or not connection.record.is_optional)
             and connection.busy_until_s <= now_s
@@ -233,24 +242,23 @@ class Router:
             if chosen.num_outstanding:
                 return None
         if chosen is not None and lane is not None and not may_leave_lane:
-            self._id_of_lane[lane] = chosen.record.endpoint_id
+            self._give(lane, chosen.record.endpoint_id)
         return self._occupy(chosen)
 
     def _endpoint_of_lane(self, lane: int | None, ready: Sequence[EndpointConnection]) -> EndpointConnection | None:
         """Return the endpoint that serves a lane. It may not be ready."""
-        if lane is None or not self._by_id:
+        if lane is None or not self._of_lanes:
             return None
-        # The order of `endpoints` differs between ranks, the order of the ids does not.
-        planned = self._by_id[lane % len(self._by_id)]
-        own_id = self._id_of_lane.setdefault(lane, planned.record.endpoint_id)
-        if planned.record.endpoint_id in self._joined and planned in ready:
-            own_id = self._id_of_lane[lane] = planned.record.endpoint_id
-        return next((each for each in self._by_id if each.record.endpoint_id == own_id), None)
+        if lane not in self._id_of_lane:
+            self._give(lane, self._planned_ids[lane % len(self._planned_ids)])
+        elif self._of_lanes.get(self._moving.get(lane, "")) in ready:
+            self._give(lane, self._moving.pop(lane))
+        return self._of_lanes.get(self._id_of_lane[lane])
 
-    @property
-    def _hosts_of_lanes(self) -> set[str]:
-        ids = set(self._id_of_lane.values())
-        return {each.record.host for each in self._by_id if each.record.endpoint_id in ids}
+    def _give(self, lane: int, endpoint_id: str) -> None:
+        """Record which endpoint serves a lane from now on."""
+        self._id_of_lane[lane] = endpoint_id
+        self._hosts_of_lanes.add(self._of_lanes[endpoint_id].record.host)
 
     def choose_owners(
         self, request: BatchRequest, lead: EndpointConnection

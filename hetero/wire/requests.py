@@ -105,17 +105,18 @@ def serialize(request: BatchRequest, limits: Limits = _DEFAULT_LIMITS) -> bytes:
     """
     message = to_proto(request, limits)
     data = message.SerializeToString()
-    # The endpoint rejects larger keys and larger requests, so do not send them. Report both as too many indices.
-    for size, max_bytes in (
-        (len(message.keys), MAX_PARSED_BYTES),
-        (len(message.lanes), MAX_PARSED_BYTES),
-        (len(data), MAX_FETCH_BYTES),
-    ):
-        if size > max_bytes:
-            raise ConfigError(
-                f"the indices of batch {request.position} take {size} bytes, at most {max_bytes} are allowed\n"
-                "  Use smaller batches, shorter keys, or smaller states of lanes."
-            )
+    # The endpoint rejects larger keys and larger requests, so do not send them. Nearly all requests are smaller.
+    if len(data) > MAX_PARSED_BYTES:
+        what, advice = "indices", "Use smaller batches or shorter keys."
+        if message.lanes:
+            what, advice = "states of the lanes", "Use iterators whose states hold no samples, or smaller batches."
+        sizes = {len(message.keys): MAX_PARSED_BYTES, len(message.lanes): MAX_PARSED_BYTES, len(data): MAX_FETCH_BYTES}
+        for size, max_bytes in sizes.items():
+            if size > max_bytes:
+                raise ConfigError(
+                    f"the {what} of batch {request.position} take {size} bytes, at most {max_bytes} are allowed\n"
+                    f"  {advice}"
+                )
     return data
 
 

@@ -82,7 +82,7 @@ class Hosts:
             self._built.append(None)
 
 
-class _Exchange:
+class Exchange:
     """The ranks of a job, which are in one process. All of them have received the batch of a step."""
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class _Exchange:
 class _Rank:
     """One rank of a job of lanes, with its requests in flight."""
 
-    def __init__(self, options: LaneOptions, exchange: _Exchange, state: Any, step: int, batch: int, shard: Shard):
+    def __init__(self, options: LaneOptions, exchange: Exchange, state: Any, step: int, batch: int, shard: Shard):
         passes = LanePasses(options, name="schedule", extent=Extent())
         passes.load(0, state)
         names = ("many", "few") if options.mixture else ()
@@ -173,7 +173,7 @@ def lanes_schedule(seed: int) -> str:
         step, state, is_over = 0, None, False
         while not is_over and step < last_step:
             world = chance.choice(worlds)
-            exchange = _Exchange()
+            exchange = Exchange()
             batch = global_batch // world
             ranks = [_Rank(options, exchange, state, step, batch, Shard(rank, world)) for rank in range(world)]
             exchange.ranks = [rank.lanes for rank in ranks]

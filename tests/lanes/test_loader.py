@@ -338,6 +338,20 @@ def test_lanes_that_do_not_fit_the_batches_are_refused(options: dict[str, Any], 
         next(iter(loader(Numbers(100), "replay", **options)))
 
 
+@pytest.mark.parametrize("options", [{"lanes": 3}, {"batch_size": 8, "chunk_samples": 2}])
+def test_lanes_that_move_between_workers_are_named(options: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    next(iter(loader(StatefulNumbers(100), num_workers=2, **options)))
+    assert "which is no multiple of num_workers=2, so lanes move between workers" in caplog.text
+    with pytest.raises(ConfigError, match="each move loses samples"):
+        next(iter(loader(Numbers(100), "at-most-once", num_workers=2, **options)))
+
+
+def test_workers_that_do_not_fit_the_lanes_of_a_state_are_refused() -> None:
+    _, states = with_states(Numbers(100), "at-most-once", 3, lanes=3)
+    with pytest.raises(ConfigError, match="each lane is read every 3 steps, which is no multiple of num_workers=2"):
+        next(iter(resumed(Numbers(100), "at-most-once", states[-1], num_workers=2, lanes=None)))
+
+
 def test_length_is_not_known() -> None:
     with pytest.raises(TypeError, match="of an iterable has no len"):
         len(loader(Numbers(100), "replay"))

@@ -109,6 +109,32 @@ def test_few_lanes_are_divided_by_the_endpoints_of_hosts(tools: Any) -> None:
     assert hosts.count("a") == 2
 
 
+def test_lanes_move_once_to_an_endpoint_that_has_come(tools: Any) -> None:
+    spec = tools.spec()
+    routed = Routed(["a", "b"], spec=spec)
+    routed.router.update()
+
+    def hosts() -> list[str]:
+        found = [routed.router.choose(spec, lane=lane, may_leave_lane=False) for lane in range(6)]
+        return [each.record.host for each in found if each is not None]
+
+    assert hosts() == ["a", "b"] * 3
+    routed.table.follow([*(each.record for each in routed.table), routed.record("c")], {"a", "b", "c"})
+    routed.router.update()
+    assert hosts() == ["a", "b"] * 3
+    came = next(each for each in routed.table if each.record.host == "c")
+    came.mark_ready()
+    came.prepared.add(spec)
+    assert hosts() == ["a", "b", "c", "b", "a", "c"]
+    # What it loses later does not come back to it.
+    came.mark_down("gone", 0.0)
+    routed.router.update()
+    without = hosts()
+    assert "c" not in without
+    came.mark_ready()
+    assert hosts() == without
+
+
 def test_router_keeps_an_endpoint_free_for_a_suspect(tools: Any) -> None:
     spec, suspect = tools.spec(), object()
     routed = Routed(["a", "b"], spec=spec)

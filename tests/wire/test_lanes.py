@@ -123,5 +123,5 @@ def test_states_that_an_endpoint_would_reject_are_not_sent() -> None:
     state = Snapshot(place=0, chain=CHAIN, state=bytes(MAX_FETCH_BYTES), library="")
     rules = LaneRules(layout=LaneLayout(num_lanes=1, chunk_samples=1), guarantee="exactly-once", end="stop")
     piece = LanePiece(part=LanePart(lane=0, place=0, num_samples=1), snapshot=state)
-    with pytest.raises(ConfigError, match="smaller states of lanes"):
+    with pytest.raises(ConfigError, match="the states of the lanes of batch"):
         serialize(request(LaneWork(pieces=(piece,), rules=rules)))

@@ -17,12 +17,7 @@ class Routed:
     def __init__(
         self, hosts: list[str], *, rank: int = 0, world_size: int = 1, spec: DatasetSpec | None = None
     ) -> None:
-        records = [
-            EndpointRecord(
-                endpoint_id=f"{host}/{hosts[:n].count(host)}", host=host, address="127.0.0.1:9", incarnation="a"
-            )
-            for n, host in enumerate(hosts)
-        ]
+        records = [self.record(host, hosts[:n].count(host)) for n, host in enumerate(hosts)]
         self.num_free = 0
         self.now_s = 0.0
         self.table = ConnectionTable(functools.partial(EndpointConnection, token=None, job_id="x", limits=Limits()))
@@ -35,6 +30,11 @@ class Routed:
             for connection in self.table:
                 connection.mark_ready()
                 connection.prepared.add(spec)
+
+    @staticmethod
+    def record(host: str, number: int = 0) -> EndpointRecord:
+        """Return the record of an endpoint of a host."""
+        return EndpointRecord(endpoint_id=f"{host}/{number}", host=host, address="127.0.0.1:9", incarnation="a")
 
     def count_free(self) -> None:
         self.num_free += 1
