@@ -156,8 +156,7 @@ class LaneFeed(Feed):
     def _note_end(self, tf_pass: TensorFlowPass) -> None:
         """Record how many batches a pass had."""
         with self.passes.hold():
-            tf_pass.num_batches = tf_pass.num_produced
-            tf_pass.num_global_batches = tf_pass.start.batches + tf_pass.num_produced
+            tf_pass.end_here()
 
     @property
     def _batch_size(self) -> int:
