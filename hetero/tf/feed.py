@@ -219,13 +219,14 @@ class Feed(LoaderPipeline):
                     return
                 request = reader.request
                 assert request is not None
-                requests.passed()
+                planned = requests.passed()
                 is_last = requests.is_pass_over()
                 record = auditing.record_of(self, request, batch)
                 element = self.convert(batch)
                 size = request.work.num_samples if self.size_of is None else self.size_of(element)
                 is_repeated = isinstance(reader, ProfiledBatches) and reader.is_repeated
-                self._note_produced(tf_pass, size, record, is_repeated)
+                produced = ProducedBatch(size, record, planned.position + 1, not tf_pass.num_produced, is_repeated)
+                self._note_produced(tf_pass, produced)
                 # Keep the reader for the next pass now, because TensorFlow may never ask for another batch, as with
                 # take(). The local name is cleared, because `except` must not close a reader that is kept.
                 if is_last:
@@ -282,10 +283,10 @@ class Feed(LoaderPipeline):
         """Return the request for a planned batch, which is to be delivered as the data set has made it."""
         return dataclasses.replace(super().request(planned, epoch, is_prefetch=is_prefetch), as_is=True)
 
-    def _note_produced(self, tf_pass: TensorFlowPass, size: int, record: auditing.Record, is_repeated: bool) -> None:
-        """Record a batch as produced. `ProducedBatch` describes the arguments. End the wait of a step of fit."""
+    def _note_produced(self, tf_pass: TensorFlowPass, batch: ProducedBatch) -> None:
+        """Record a batch as produced. End the wait of a step of fit."""
         with self.passes.hold():
-            tf_pass.produce(size, record, is_repeated=is_repeated)
+            tf_pass.produce(batch)
             step = self._waiting_step(tf_pass)
             if step is not None:
                 # A step of fit waits inside TensorFlow, so only TensorFlow's thread knows when the wait ends.

@@ -12,7 +12,7 @@ from hetero.batches.lanes.work import LaneWork
 from hetero.batches.request import BatchRequest
 from hetero.errors import ConfigError
 from hetero.loaders.lanes.batches import LaneBatches
-from hetero.loaders.lanes.passes import LanePasses
+from hetero.loaders.lanes.passes import LanePasses, facts_of_lanes
 from hetero.loaders.pipeline import LoaderOptions
 from hetero.loaders.prefetching import EpochRequests
 from hetero.loaders.sampling import PlannedBatch, Shard
@@ -130,16 +130,7 @@ class LaneFeed(Feed):
 
     def facts(self) -> LoaderState:
         """Return a state with this loader's constant values. Its epoch and batches are 0."""
-        return LoaderState(
-            epoch=0,
-            batches=0,
-            order="lanes",
-            seed=self.options.seed,
-            global_batch=self._batch_size * self.shard().world_size,
-            dataset=self.dataset_name,
-            arguments=self.arguments_digest,
-            plan=None if self._options.mixture is None else self._options.mixture.digest(),
-        )
+        return facts_of_lanes(self)
 
     def _open(
         self,
@@ -156,8 +147,7 @@ class LaneFeed(Feed):
     def _note_end(self, tf_pass: TensorFlowPass) -> None:
         """Record how many batches a pass had."""
         with self.passes.hold():
-            tf_pass.num_batches = tf_pass.num_produced
-            tf_pass.num_global_batches = tf_pass.start.batches + tf_pass.num_produced
+            tf_pass.end_here()
 
     @property
     def _batch_size(self) -> int:

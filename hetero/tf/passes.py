@@ -101,6 +101,8 @@ class ProducedBatch(NamedTuple):
     """Number of samples."""
     record: Record
     """What to record when the batch is consumed."""
+    batches: int
+    """Global batches of the epoch up to this batch."""
     is_first: bool = False
     """Whether the batch is the first of its pass."""
     is_repeated: bool = False
@@ -129,12 +131,17 @@ class TensorFlowPass:
     """Batches that TensorFlow has received."""
     num_consumed: int = 0
     """Batches that an iterator or a report of the script counts as consumed."""
+    batches: int = field(init=False)
+    """Global batches of the epoch up to the last consumed batch. This rank may have no batch in some of them."""
     number: int | None = None
     """Number of this pass in `Progress`. None until one of its batches is consumed."""
     failure: Exception | None = None
     """Exception that ended the pass."""
     _unconsumed: deque[ProducedBatch] = field(default_factory=deque)
     """Produced batches that are not yet consumed, the oldest first. `forget_batches` removes them, to limit memory."""
+
+    def __post_init__(self) -> None:
+        self.batches = self.start.batches
 
     @property
     def is_open(self) -> bool:
@@ -156,11 +163,15 @@ class TensorFlowPass:
         """Whether a batch was produced and not yet consumed."""
         return self.num_consumed < self.num_produced
 
-    def produce(self, size: int, record: Record, *, is_repeated: bool = False) -> None:
-        """Record that TensorFlow receives a batch. `ProducedBatch` describes the arguments."""
-        is_first = not self.num_produced
+    def produce(self, batch: ProducedBatch) -> None:
+        """Record that TensorFlow receives a batch."""
         self.num_produced += 1
-        self._unconsumed.append(ProducedBatch(size, record, is_first, is_repeated))
+        self._unconsumed.append(batch)
+
+    def end_here(self) -> None:
+        """Record that the last batch of the pass was produced. Call it if the number of batches was not known."""
+        self.num_batches = self.num_produced
+        self.num_global_batches = self._unconsumed[-1].batches if self._unconsumed else self.batches
 
     def consume(self) -> ProducedBatch:
         """Record that the next batch was consumed, and return the batch.
@@ -172,7 +183,9 @@ class TensorFlowPass:
         # ``previous`` is needed only if this pass becomes void, which means that it ends without a consumed batch. Drop
         # it, because each pass would otherwise keep all passes before it in memory.
         self.previous = None
-        return self._unconsumed.popleft() if self._unconsumed else ProducedBatch(0, Record())
+        batch = self._unconsumed.popleft() if self._unconsumed else ProducedBatch(0, Record(), self.batches + 1)
+        self.batches = batch.batches
+        return batch
 
     def forget_batches(self) -> None:
         """Remove the records of batches that are not yet consumed, and the passes before this one, to limit memory."""
@@ -427,13 +440,13 @@ class PassLog:
             self._close(ended, Stage.CLOSED)
 
     def _advance(self, tf_pass: TensorFlowPass) -> None:
-        """Report to `Progress` how many batches of an open pass were consumed. Close the pass if no batch is left."""
+        """Report to `Progress` the last consumed batch of an open pass. Close the pass if no batch is left."""
         if tf_pass.number is None:
             tf_pass.number = self._progress.begin_at(tf_pass.start)
         is_consumed = tf_pass.num_consumed >= tf_pass.num_batches
         # Without padding, other ranks may have one more batch than this rank. All ranks must have the same position
         # after the epoch, so a rank that has consumed its last batch counts all global batches.
-        batches = tf_pass.num_global_batches if is_consumed else tf_pass.start.batches + tf_pass.num_consumed
+        batches = tf_pass.num_global_batches if is_consumed else tf_pass.batches
         self._progress.advance(tf_pass.number, batches=batches)
         if is_consumed:
             self._progress.complete(tf_pass.number)

@@ -40,19 +40,29 @@ SCRIPT = """
     def together(samples):
         return np.stack([x for x, _ in samples]), np.stack([y for _, y in samples])
 
+    class Unequal(Numbers):
+        def hetero_split(self, lane, num_lanes):
+            part = Numbers(0)
+            part.numbers = range(100 * lane, 100 * lane + (7, 23, 4, 41)[lane])
+            return part
+
     @hetero.dataset(collate_fn=together)
     def tf_lanes_numbers(num_samples):
         return Numbers(num_samples)
+
+    @hetero.dataset(collate_fn=together)
+    def tf_lanes_unequal():
+        return Unequal(0)
 """
 
 
 @pytest.fixture(scope="module")
 def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Return a function that makes a dataset of 103 numbers in 4 lanes."""
+    """Return a function that makes a dataset of 103 numbers in 4 lanes, or of lanes of unequal length."""
     with imported_script(tmp_path_factory.mktemp("script"), "tf_lanes_script", SCRIPT) as script:
 
-        def dataset(**options: Any) -> Any:
-            spec = script.tf_lanes_numbers(num_samples=103)
+        def dataset(*, is_unequal: bool = False, **options: Any) -> Any:
+            spec = script.tf_lanes_unequal() if is_unequal else script.tf_lanes_numbers(num_samples=103)
             chosen = {"batch_size": 5, "guarantee": "exactly-once", "lanes": 4, **options}
             return hetero.tf.from_dataset(spec, **chosen)
 
@@ -103,6 +113,24 @@ def test_state_resumes_within_an_epoch_and_after_it(make: Any) -> None:
     following.load_state_dict(ended)
     assert len(elements(following)) == 20
     assert following.state_dict()["epoch"] == 1
+
+
+def test_rest_of_lanes_of_unequal_length_resumes_after_each_batch(make: Any) -> None:
+    expected = elements(make(is_unequal=True, end="rest"))
+    assert sum(map(len, expected)) == 7 + 23 + 4 + 41
+    data = make(is_unequal=True, end="rest")
+    states = [data.state_dict() for _ in data]
+    # Steps whose lanes are over give no batch. At the end, only lane 3 has batches.
+    assert [each["batches"] for each in states] == [1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 18, 20, 24, 28, 32, 36]
+    for number, state in enumerate(states[:-1], start=1):
+        resumed = make(is_unequal=True, end="rest")
+        resumed.load_state_dict(json.loads(json.dumps(state)))
+        assert elements(resumed) == expected[number:]
+        ended = resumed.state_dict()
+        assert (ended["epoch"], ended["batches"], ended["completed"]) == (0, 36, True)
+    following = make(is_unequal=True, end="rest")
+    following.load_state_dict(ended)
+    assert [len(elements(following)), following.state_dict()["epoch"]] == [17, 1]
 
 
 def test_fit_takes_steps_of_lanes_that_begin_again(make: Any) -> None:

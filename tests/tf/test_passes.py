@@ -10,7 +10,7 @@ from hetero.errors import ConfigError
 from hetero.loaders.auditing import Record
 from hetero.loaders.sampling import BuiltInOrder, Shard
 from hetero.loaders.state import Progress
-from hetero.tf.passes import Claim, PassLog, Reporting, Stage, TensorFlowPass
+from hetero.tf.passes import Claim, PassLog, ProducedBatch, Reporting, Stage, TensorFlowPass
 
 NEVER, ANNOUNCED, REPORTING, PAUSED = Reporting
 
@@ -33,7 +33,7 @@ class Trial:
 
     def produce(self, tf_pass: TensorFlowPass, num_batches: int) -> None:
         for _ in range(num_batches):
-            tf_pass.produce(2, Record())
+            tf_pass.produce(ProducedBatch(2, Record(), tf_pass.start.batches + tf_pass.num_produced + 1))
 
     def claimed(self, num_produced: int) -> TensorFlowPass:
         claim = Claim()
@@ -194,6 +194,19 @@ def test_pass_without_batches_is_closed_when_it_ends_and_counts_as_an_epoch() ->
     assert trial.ended(0).stage is Stage.CLOSED
     assert trial.place() == (0, 0)
     assert trial.begin().start.epoch == 1
+
+
+def test_place_and_end_are_of_the_last_batch_if_this_rank_has_no_batch_in_some_steps() -> None:
+    trial = Trial(num_batches=99)
+    running = trial.begin()
+    for batches in (1, 2, 4, 7):
+        running.produce(ProducedBatch(2, Record(), batches))
+    trial.log.report(3)
+    assert trial.place() == (0, 4)
+    running.end_here()
+    assert running.stage is Stage.RUNNING
+    trial.log.report(1)
+    assert (running.stage, trial.place()) == (Stage.CLOSED, (0, 7))
 
 
 def test_unreported_passes_are_closed_beyond_a_number_of_batches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,12 +15,14 @@ from hetero.batches.lanes.states import decode_state, encode_state
 from hetero.batches.lanes.work import LaneWork
 from hetero.errors import ConfigError
 from hetero.loaders.lanes.options import LaneOptions
+from hetero.loaders.pipeline import LoaderPipeline
 from hetero.loaders.sampling import PlannedBatch, Shard
+from hetero.loaders.state import LoaderState
 from hetero.metrics.steps import Extent
 from hetero.plans.lane_mixtures import MixedLanes
 from hetero.plans.lanes import LaneLayout, LanePart
 
-__all__ = ["LanePasses", "Lanes", "RankExchange"]
+__all__ = ["LanePasses", "Lanes", "RankExchange", "facts_of_lanes"]
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +48,7 @@ class RankExchange(Protocol):
 
 _KEPT = 4
 """Snapshots and chains of a lane that are kept, because a state may be taken when the loop has not got the latest
-batches (tests/tf/test_lanes.py). With fewer, a resumed lane begins at place 0."""
+batches (tests/tf/test_lanes.py). If the loop is further behind, a resumed lane begins at place 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,6 +418,22 @@ class Lanes:
                 "  Let it take every n-th sample or shard, with id and num_workers of torch's get_worker_info(). Or "
                 "give it\n  a method hetero_split(self, lane, num_lanes) that returns the part of a lane."
             )
+
+
+def facts_of_lanes(pipeline: LoaderPipeline) -> LoaderState:
+    """Return a state with the constant values of a loader of lanes. Its epoch and batches are 0."""
+    options = pipeline.options
+    assert options.lanes is not None
+    return LoaderState(
+        epoch=0,
+        batches=0,
+        order="lanes",
+        seed=options.seed,
+        global_batch=(options.batch_size or 1) * pipeline.shard().world_size,
+        dataset=pipeline.dataset_name,
+        arguments=pipeline.arguments_digest,
+        plan=None if options.lanes.mixture is None else options.lanes.mixture.digest(),
+    )
 
 
 def _packed(lanes: Mapping[int, _Lane]) -> str:

@@ -15,7 +15,7 @@ from hetero.documents.text import counted
 from hetero.errors import ConfigError
 from hetero.loaders.lanes.batches import LaneBatches
 from hetero.loaders.lanes.options import LaneOptions
-from hetero.loaders.lanes.passes import LanePasses
+from hetero.loaders.lanes.passes import LanePasses, facts_of_lanes
 from hetero.loaders.pipeline import LoaderOptions, is_checked, is_remote
 from hetero.loaders.prefetching import Batches, EpochRequests
 from hetero.loaders.sampling import PlannedBatch, Shard
@@ -187,16 +187,7 @@ class LanePipeline(Pipeline):
 
     def facts(self) -> LoaderState:
         """Return a state with this loader's constant values. Its epoch and batches are 0."""
-        return LoaderState(
-            epoch=0,
-            batches=0,
-            order="lanes",
-            seed=self.options.seed,
-            global_batch=self._batch_size * self.shard().world_size,
-            dataset=self.dataset_name,
-            arguments=self.arguments_digest,
-            plan=None if self._options.mixture is None else self._options.mixture.digest(),
-        )
+        return facts_of_lanes(self)
 
     @property
     def resumes_within_epoch(self) -> bool:
@@ -212,9 +203,7 @@ class LanePipeline(Pipeline):
         """Return whether the state ``start`` is at the end of a pass."""
         return start.completed
 
-    def is_over(self, start: Start) -> bool:
-        """Return whether the state ``start`` is at the end of a pass."""
-        return start.completed
+    is_over = is_through
 
     def _open_source(self, requests: EpochRequests) -> Batches:
         """Return the batches of ``requests``, without their reports."""
