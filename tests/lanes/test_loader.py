@@ -7,6 +7,7 @@ import json
 import logging
 import random
 import sys
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -16,7 +17,6 @@ import pytest
 import hetero
 from hetero.batches.lanes.states import encode_state
 from hetero.errors import ConfigError, DatasetError, HeteroError
-from hetero.loaders.lanes.passes import b64encode
 
 torch = pytest.importorskip("torch")
 
@@ -209,6 +209,23 @@ def test_state_counts_the_batches_that_were_trained_on() -> None:
     batches = list(itertools.islice(made, 10))
     state = json.dumps(made.state_dict(num_batches_trained=9))
     assert next(iter(resumed(StatefulNumbers(NUM_SAMPLES), "exactly-once", state))) == batches[9]
+
+
+class Uneven(Positioned):
+    """Lanes of 7, 23, 4 and 41 samples."""
+
+    def hetero_split(self, lane: int, num_lanes: int) -> Uneven:
+        return Uneven((7, 23, 4, 41)[lane])
+
+
+@pytest.mark.parametrize("num_ahead", [0, 1, 2])
+def test_state_counts_the_batches_of_lanes_that_are_over(num_ahead: int) -> None:
+    whole = list(loader(Uneven(0), end="rest"))
+    for num_trained in range(1, len(whole) - num_ahead):
+        made = loader(Uneven(0), end="rest")
+        list(itertools.islice(made, num_trained + num_ahead))
+        state = json.dumps(made.state_dict(num_batches_trained=num_trained))
+        assert list(resumed(Uneven(0), "exactly-once", state, end="rest")) == whole[num_trained:]
 
 
 @pytest.mark.parametrize(("guarantee", "kind"), GOOD)

@@ -21,6 +21,8 @@ _QUIET = {
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": "7e57" * 16,
     "RAY_prestart_worker_first_driver": "0",
+    # Ray gives its workers niceness 15. Beside other tests they then wait for minutes.
+    "RAY_worker_niceness": "0",
     "RAY_TRAIN_ENABLE_STATE_TRACKING": "0",
     "HETERO_PROGRESS_SECONDS": "0.5",
     "HETERO_TIME_SCALE": "0.5",

@@ -72,6 +72,7 @@ class LaneBatches:
             if work.num_samples >= least:
                 self.request = replace(request, work=work)
                 return batch
+            self._lanes.pass_over(step)
             self._requests.passed()  # the lanes of this batch are over
 
     def __iter__(self) -> LaneBatches:

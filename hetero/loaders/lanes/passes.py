@@ -163,6 +163,10 @@ class LanePasses:
         """Return the lanes of a pass that has begun."""
         return self._passes[epoch]
 
+    def num_steps_of(self, num_batches: int) -> int:
+        """Return how many steps of the latest pass have the first batches of this rank."""
+        return next(reversed(self._passes.values())).num_steps_of(num_batches) if self._passes else num_batches
+
     def state(self, epoch: int, position: int) -> dict[str, Any] | None:
         """Return the lanes as plain values, with the snapshots that are known here.
 
@@ -231,6 +235,8 @@ class Lanes:
         """What this rank has received in the pass."""
         self._dry: set[int] = set()
         """Lanes without further samples, with ``end="rest"``."""
+        self._without_batch: set[int] = set()
+        """Steps that have no batch of this rank, with ``end="rest"``."""
         self._firsts: dict[str, int] = {}
 
     def plan(self, step: int, *, batch_size: int, world_size: int, ranks: range) -> Iterator[PlannedBatch]:
@@ -247,6 +253,8 @@ class Lanes:
                     # Ranks that share a lane name the same group, so that one endpoint reads it.
                     group = pieces[0].part.lane % num_lanes // lanes_of_batch
                     yield PlannedBatch(number, LaneWork(pieces=pieces, rules=self._rules), rank, lane=group)
+                else:
+                    self._without_batch.add(number)
             # A rank whose lanes are dry has nothing to wait for.
             if self._dry and self._dry >= self._lanes_of(ranks, batch_size, world_size):
                 return
@@ -273,6 +281,17 @@ class Lanes:
             self._note_end(part, done, step)
         if isinstance(self._order, MixedLanes):
             self._order.forget(step * self._global_batch)
+
+    def pass_over(self, step: int) -> None:
+        """Record that the batch of a step was empty, because its lanes are over."""
+        self._without_batch.add(step)
+
+    def num_steps_of(self, num_batches: int) -> int:
+        """Return how many steps the first batches of this rank are."""
+        num_steps = num_batches
+        for step in sorted(self._without_batch):
+            num_steps += step - self._first_step < num_steps
+        return num_steps
 
     def agree(self, step: int) -> None:
         """Find out whether all ranks have a step. `received` was called for it. May wait for other ranks."""

@@ -160,7 +160,7 @@ class LanePipeline(Pipeline):
 
     def state(self, num_trained: int | None = None) -> LoaderState:
         """Return the position of this loader, with snapshots of its lanes."""
-        position = self.progress.position(num_trained)
+        position = self.progress.position(None if num_trained is None else self.lanes.num_steps_of(num_trained))
         return replace(
             self.facts(),
             epoch=position.epoch,
