@@ -75,7 +75,7 @@ def _samples_draw(dataset: Any) -> bool:
         # Draws from a generator that ``on_seed`` seeds do not change the global generators, so they cannot be seen.
         if hasattr(innermost(dataset), "on_seed"):
             return True
-        for probe in probes(len(dataset), sources_of(innermost(dataset))):
+        for probe in probes(len(dataset), sources_of(dataset)):
             # Call the method once before the comparison. The first call may import torch, which adds a generator.
             dataset.__getitems__([probe])
             seed_generators(BUILD_KEY)

@@ -34,7 +34,7 @@ from hetero.loaders.state import LoaderState, Progress, Start
 from hetero.metrics.skips import DEFAULT_MAX_SKIPS, SkipLog
 from hetero.metrics.steps import Extent, StepTimer, Traffic
 from hetero.plans.mixtures import Mixture, MixturePlan
-from hetero.plans.plan import Plan, Source
+from hetero.plans.plan import Plan, Source, check_sources
 from hetero.plans.windows import WindowLayout, WindowPlan
 from hetero.spec import DatasetSpec, set_describer
 from hetero.wire.limits import Limits
@@ -212,13 +212,8 @@ class LoaderPipeline(LoaderTiming):
             return None
         if self._plan is None:
             with raising_user_types():
-                sources = self._sources()
-                num_stated, num_samples = sum(source.num_samples for source in sources), self.dataset_samples()
-            if sources and num_stated != num_samples:
-                raise ConfigError(
-                    f"data set {self.dataset_name} has {num_samples} samples, and its sources have {num_stated}\n"
-                    "  Return the data set of hetero itself from the registered function, with .map() around it."
-                )
+                sources, num_samples = self._sources(), self.dataset_samples()
+            check_sources(sources, num_samples, self.dataset_name)
             if self.options.mixture is not None:
                 fraction = 1.0 if self._part is None else self._part.fraction
                 self._plan = MixturePlan(self.options.mixture, sources, fraction=fraction)
@@ -260,9 +255,9 @@ class LoaderPipeline(LoaderTiming):
     def _part_indices(self, part: SamplePart) -> npt.NDArray[np.int64]:
         """Return the samples that a canary run uses. Random rows of shards would make it read nearly all blocks."""
         with raising_user_types():
-            sources = self._sources()
-        layout = sources[0].layout if len(sources) == 1 else None
-        return part.indices(self.dataset_samples(), layout)
+            sources, num_samples = self._sources(), self.dataset_samples()
+        check_sources(sources, num_samples, self.dataset_name)
+        return part.indices(num_samples, sources[0].layout if len(sources) == 1 else None)
 
     def _only_layout(self, sources: Sequence[Source]) -> WindowLayout:
         """Return the layout of a data set that is one source."""

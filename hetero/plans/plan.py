@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from hetero.errors import ConfigError
 from hetero.plans.windows import WindowLayout
 
-__all__ = ["Order", "Plan", "Source"]
+__all__ = ["Order", "Plan", "Source", "check_sources"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +24,25 @@ class Source:
     num_samples: int
     layout: WindowLayout | None = None
     """Which samples lie together, from sample 0 of the source on. None if the data set does not know."""
+
+
+def check_sources(sources: Sequence[Source], num_samples: int, dataset: str) -> None:
+    """Check that the sources of a data set, if it has any, have as many samples as it.
+
+    Args:
+        sources: The sources.
+        num_samples: Samples of the data set.
+        dataset: Name of the data set.
+
+    Raises:
+        ConfigError: If they have more or fewer, because the data set passes on the sources of another one.
+    """
+    num_stated = sum(source.num_samples for source in sources)
+    if sources and num_stated != num_samples:
+        raise ConfigError(
+            f"data set {dataset} has {num_samples} samples, and its sources have {num_stated}\n"
+            "  Return the data set of hetero itself from the registered function, with .map() around it."
+        )
 
 
 class Order(Protocol):

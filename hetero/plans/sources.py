@@ -16,7 +16,7 @@ from hetero.plans.permutations import keys_of
 from hetero.plans.plan import Source
 from hetero.plans.windows import LaneRows
 
-__all__ = ["IterableSources", "ShuffledLane", "Sources"]
+__all__ = ["IterableSources", "Shuffled", "Sources"]
 
 _DRAWN_ROWS = 256
 """Rows of a lane that are drawn at once. Drawing takes 0.5 us a row then, 100 us one at a time, and 0.35 us with 1,024
@@ -122,7 +122,7 @@ class IterableSources(_Named):
 
     def __init__(self, datasets: dict[str, Any]) -> None:
         self.datasets = tuple(
-            _Shuffled(name, dataset) if _has_index(dataset) else dataset for name, dataset in datasets.items()
+            Shuffled(name, dataset) if _has_index(dataset) else dataset for name, dataset in datasets.items()
         )
         self._names, self._datasets = tuple(datasets), tuple(datasets.values())
 
@@ -136,27 +136,17 @@ class IterableSources(_Named):
         raise ConfigError("hetero.Sources of iterables need a loader with shuffle=hetero.Mixture(...)")
 
 
-class _Shuffled:
+class Shuffled:
     """A data set with an index as a source of lanes. Its rows are shuffled, within windows if it knows its files.
 
     Args:
         name: Name of the source.
         dataset: The data set.
+        lane: The lane whose samples it yields.
+        num_lanes: Number of lanes.
     """
 
-    def __init__(self, name: str, dataset: Any) -> None:
-        self._name = name
-        self._dataset = dataset
-
-    def hetero_split(self, lane: int, num_lanes: int) -> ShuffledLane:
-        """Return the part of a lane."""
-        return ShuffledLane(self._name, self._dataset, lane, num_lanes)
-
-
-class ShuffledLane:
-    """A part of a data set with an index. See `_Shuffled`."""
-
-    def __init__(self, name: str, dataset: Any, lane: int, num_lanes: int) -> None:
+    def __init__(self, name: str, dataset: Any, lane: int = 0, num_lanes: int = 1) -> None:
         self._name = name
         self._dataset = dataset
         self._lane, self._num_lanes = lane, num_lanes
@@ -167,6 +157,10 @@ class ShuffledLane:
     def set_epoch(self, epoch: int) -> None:
         """Let the next order be that of an epoch."""
         self._epoch = epoch
+
+    def hetero_split(self, lane: int, num_lanes: int) -> Shuffled:
+        """Return the part of a lane."""
+        return Shuffled(self._name, self._dataset, lane, num_lanes)
 
     def hetero_iterate(self, position: int) -> Iterator[Any]:
         """Yield the samples from a position of the lane on."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -64,15 +64,22 @@ class TokenBudget:
         self.drop_last = drop_last
         self._shard = shard
 
-    def check_fits(self, num_samples: int) -> None:
-        """Check that there is a length for each sample of a data set.
+    def check_fits(self, num_samples: Callable[[], int]) -> None:
+        """Check that there is a length for each sample of a data set. A data set without ``__len__`` passes.
+
+        Args:
+            num_samples: Returns the length of the data set, or raises TypeError.
 
         Raises:
             ConfigError: If not. With too few lengths, the last samples would be left out.
         """
-        if len(self._lengths) != num_samples:
+        try:
+            found = num_samples()
+        except TypeError:
+            return
+        if len(self._lengths) != found:
             raise ConfigError(
-                f"the TokenBudget has {len(self._lengths)} lengths, and the data set has {num_samples} samples\n"
+                f"the TokenBudget has {len(self._lengths)} lengths, and the data set has {found} samples\n"
                 "  Pass the length of each sample. If files have changed, run hetero index --lengths again."
             )
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest
 from hetero.control.members.directory import EndpointRecord
+from hetero.plans.permutations import mixed
 from hetero.reader.connection import ConnectionState, EndpointConnection
 from hetero.reader.window_size import PREFETCH_FACTOR
 from hetero.spec import DatasetSpec
@@ -489,7 +490,7 @@ def owners_of(indices: npt.NDArray[np.int64], hosts: Mapping[str, int]) -> npt.N
     # Minus a score is an exponential random variable with rate n, for a host with n endpoints. The least of n such
     # variables with rate 1 has the same distribution. So this is as if each endpoint took part with its own score.
     # 0.5 is added because a hash may be 0, which has no logarithm.
-    scores = [np.log((_mixed(keys ^ _key(host)) + 0.5) * 2.0**-64) / count for host, count in hosts.items()]
+    scores = [np.log((mixed(keys ^ _key(host)) + 0.5) * 2.0**-64) / count for host, count in hosts.items()]
     host_indices: npt.NDArray[np.intp] = np.argmax(scores, axis=0)
     return host_indices
 
@@ -498,10 +499,3 @@ def _key(host: str) -> np.uint64:
     """Return a hash of a host's name."""
     # blake2b and not `hash`, because `hash` differs between processes, and all ranks must find the same owners.
     return np.uint64(int.from_bytes(blake2b(host.encode(), digest_size=8).digest(), "little"))
-
-
-def _mixed(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return hashes of 64-bit numbers, by the finalizer of splitmix64."""
-    keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58_476D_1CE4_E5B9)
-    keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D0_49BB_1331_11EB)
-    return keys ^ (keys >> np.uint64(31))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -132,16 +133,20 @@ class Scratch:
     def _make_room(self, size: int) -> None:
         """Remove the copies that were opened longest ago until there is room for one more."""
         # A process that has a removed file open can still use it. A copy of a part of a file has holes.
-        files = [file for ending in ("copy", "content") for file in self._folder.glob(f"*.{ending}")]
-        files.sort(key=_opened_ns)
-        total = size + sum(file.stat().st_blocks * 512 for file in files)
-        for file in files:
+        copies: list[tuple[int, int, Path]] = []
+        # The folders in it are those of `Rows.hetero_read_cold`. A process that was killed has left its own.
+        for pattern in ("*.copy", "*.content", "cold-*/*.copy", "cold-*/*.content"):
+            for name in glob.glob(pattern, root_dir=self._folder):  # ignores a folder that vanishes, as `Path` does not
+                file = self._folder / name
+                with contextlib.suppress(FileNotFoundError):  # another process has removed its folder
+                    copies.append((_opened_ns(file), file.stat().st_blocks * 512, file))
+        total = size + sum(nbytes for _, nbytes, _ in copies)
+        for _, nbytes, file in sorted(copies):
             if total <= self.max_bytes:
                 return
-            total -= file.stat().st_blocks * 512
-            for ending in (".pieces", ".opened"):
-                file.with_suffix(ending).unlink(missing_ok=True)
-            file.unlink()
+            total -= nbytes
+            for each in (file.with_suffix(".pieces"), file.with_suffix(".opened"), file):
+                each.unlink(missing_ok=True)
 
 
 def problems_of(paths: Sequence[str], records: Sequence[ShardRecord]) -> list[str]:

@@ -74,30 +74,31 @@ def index_of(paths: Sequence[str], format_name: str, *, given: str | os.PathLike
         ConfigError: If there is no index and the format needs one, or the index does not fit the files.
     """
     path = f"{base_of(paths)}/{INDEX_NAME}" if given is None else os.fspath(given)
-    if given is None and not make_format(format_name).needs_scan and not _fits(path, paths, format_name):
+    index = _fitting(path, paths, format_name) if given is None else None
+    if given is None and index is None and not make_format(format_name).needs_scan:
         return scan_shards(paths, format_name)
-    if given is None and not exists(path):
+    if given is None and index is None and not exists(path):
         # An index of files in several folders lies in the folder that they have in common.
         above = [] if is_url(path) else [str(each / INDEX_NAME) for each in Path(path).parents[1:]]
-        whole = next((each for each in above if _fits(each, paths, format_name)), None)
+        whole = next((each for each in above if _fitting(each, paths, format_name)), None)
         command = f"Run hetero index once: hetero index {paths[0]}{' ...' if len(paths) > 1 else ''}"
         raise ConfigError(
             f"there is no index {path}. {format_name} files need one, because only reading them shows their rows\n"
             f"  {command if whole is None else f'An index of more files has them. Pass index={whole!r}'}"
         )
-    index = load_index(path)
+    index = index or load_index(path)
     if index.format != format_name:
         raise ConfigError(f"index {path} is for {index.format} files, expected {format_name}")
     return index.select([path_in_index(each, path) for each in paths], f"index {path}")
 
 
-def _fits(path: str, paths: Sequence[str], format_name: str) -> bool:
-    """Return whether there is an index of all these files."""
+def _fitting(path: str, paths: Sequence[str], format_name: str) -> Index | None:
+    """Return the index at a path. None if there is none, or it does not have all these files."""
     if not exists(path):
-        return False
+        return None
     index = load_index(path)
     wanted = {path_in_index(each, path) for each in paths}
-    return index.format == format_name and wanted <= {shard.path for shard in index.shards}
+    return index if index.format == format_name and wanted <= {shard.path for shard in index.shards} else None
 
 
 def index_shards(

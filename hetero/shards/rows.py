@@ -265,7 +265,7 @@ class Rows:
         """
         begin_s, waited_s, num_rows, num_bytes = time.perf_counter(), 0.0, 0, 0
         cold, process = copy.copy(self), _Process()
-        with tempfile.TemporaryDirectory(dir=self._scratch.make_folder()) as folder:
+        with tempfile.TemporaryDirectory(prefix="cold-", dir=self._scratch.make_folder()) as folder:
             cold._scratch = Scratch(Path(folder), self._scratch.max_bytes)
             for unit in np.random.default_rng(0).permutation(len(self._units)).tolist():
                 first, end = (self._units[unit - 1] if unit else 0), self._units[unit]

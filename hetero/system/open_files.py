@@ -198,6 +198,8 @@ def close_filesystems() -> None:
     if thread is not None:
         loop.call_soon_threadsafe(loop.stop)
         thread.join(END_TIMEOUT_S)
+        if thread.is_alive():
+            return  # its loop still runs, and cannot be closed
         loop.close()
         asyn.loop[0] = asyn.iothread[0] = None
 

@@ -173,7 +173,7 @@ class Pipeline(LoaderPipeline):
             self.extent.begin_pass(steps=self.num_batches(), num_done=start.batches)
             return number, start, planned
         if isinstance(self.sampler_order.sampler, TokenBudget):
-            self.sampler_order.sampler.check_fits(self.num_samples())
+            self.sampler_order.sampler.check_fits(self.num_samples)
         self.extent.begin_pass(steps=None, num_done=0)  # the length of a user's sampler may be costly or missing
         # If the pass of a loaded state had ended (`is_finished`), nothing is left of it, even if the sampler has grown.
         planned = iter(()) if start.is_finished else plan(start)

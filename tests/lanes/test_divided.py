@@ -44,6 +44,15 @@ def test_rank_in_the_environment_does_not_divide_a_lane_again(
     assert dict(os.environ) == before
 
 
+def test_environment_is_not_written_if_it_has_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    written: list[bytes] = []
+    monkeypatch.setattr(os, "putenv", lambda name, _: written.append(name))
+    assert sorted(numbers(loader(OfRanks(100), "replay", end="rest"))) == list(range(100))
+    assert not {b"RANK", b"WORLD_SIZE"} & set(written)
+
+
 def test_rank_of_the_process_group_does_not_divide_a_lane_again(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)

@@ -326,6 +326,7 @@ def test_guarantee_for_an_iterator_is_refused() -> None:
         ({"chunk_samples": 0}, "chunk_samples is 0, expected"),
         ({"chunk_samples": "4"}, "chunk_samples is '4', expected"),
         ({"snapshot_every_n_steps": 0}, "snapshot_every_n_steps is 0, expected"),
+        ({"snapshot_every_n_steps": 2**20}, r"at least 1 and below 2\*\*20"),
         ({"guarantee": "always"}, "guarantee is 'always', expected one of these:\n.*exactly-once"),
     ],
     ids=str,

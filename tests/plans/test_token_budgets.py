@@ -90,6 +90,18 @@ def test_loader_delivers_a_budget_and_resumes_it() -> None:
         next(iter(loader()))
 
 
+def test_data_set_without_a_length_is_not_compared_with_the_lengths() -> None:
+    torch = pytest.importorskip("torch")
+    from hetero.torch import DataLoader
+
+    class Numbers(torch.utils.data.Dataset[Any]):
+        def __getitem__(self, index: int) -> int:
+            return index
+
+    loader = DataLoader(Numbers(), batch_sampler=TokenBudget([3] * 20, 12, shard=(0, 1)))
+    assert sorted(number for batch in loader for number in batch.tolist()) == list(range(20))
+
+
 def test_lengths_that_cannot_be_meant(tmp_path: Path) -> None:
     np.save(tmp_path / "lengths.npy", np.array([3, 4]))
     assert len(TokenBudget(tmp_path / "lengths.npy", 4, shard=(0, 1))) == 2

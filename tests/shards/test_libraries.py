@@ -11,6 +11,8 @@ import pytest
 
 from hetero.errors import ConfigError
 from hetero.shards import array_record, litdata, mds
+from hetero.shards.formats import chunks
+from hetero.shards.stores import open_binary
 
 NUM_ROWS = 600
 
@@ -64,6 +66,20 @@ def test_mds_rows(mds_folder: Path) -> None:
         raw = bytes([number % 256]) * 3
         assert rows[number] == {"id": number, "half": number / 2, "raw": raw, "text": text(number)}
     assert mds(mds_folder, columns=["text"])[7] == {"text": text(7)}
+
+
+def test_index_of_a_folder_is_read_again_only_if_it_has_changed(
+    mds_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(chunks, "open_binary", lambda path: (read.append(path), open_binary(path))[1])
+    assert [len(mds(mds_folder)) for _ in range(2)] == [NUM_ROWS] * 2
+    assert len(read) == 1
+    index = json.loads((mds_folder / "index.json").read_text())
+    index["shards"] = index["shards"][:1]
+    (mds_folder / "index.json").write_text(json.dumps(index))
+    assert len(mds(mds_folder)) == 400
+    assert len(read) == 2
 
 
 def test_mds_that_would_run_code_or_is_cut_off_is_refused(mds_folder: Path) -> None:

@@ -77,6 +77,32 @@ def test_canary_uses_whole_files_and_the_begin_of_one(
     assert sum(0 < count < end - begin for (begin, end), count in zip(files, counts, strict=True)) <= 1
 
 
+class Half:
+    """Passes on the sources of the data set that it wraps, as a mistake."""
+
+    def __init__(self, rows: shards.Rows) -> None:
+        self._rows = rows
+
+    @property
+    def sources(self) -> Any:
+        return self._rows.sources
+
+    def __len__(self) -> int:
+        return len(self._rows) // 2
+
+    def __getitem__(self, index: int) -> Any:
+        return self._rows[index] if index < len(self) else None
+
+
+@pytest.mark.parametrize("shuffle", ["window", True])
+def test_sources_of_another_data_set_are_refused(
+    rows: shards.Rows, monkeypatch: pytest.MonkeyPatch, shuffle: bool | str
+) -> None:
+    monkeypatch.setenv("HETERO_SAMPLE_FRACTION", "0.9")
+    with pytest.raises(ConfigError, match="data set Half has 200 samples, and its sources have 400"):
+        flat(DataLoader(Half(rows), batch_size=8, shuffle=shuffle))
+
+
 def test_data_set_of_shards_is_registered_and_described(tmp_path: Path) -> None:
     paths = write_shards(tmp_path, "parquet", [30, 30])
 
@@ -120,3 +146,5 @@ def test_mixture_of_shards_resumes_with_the_same_shares_only(tmp_path: Path) -> 
 def test_rows_that_draw_are_seeded_singly_without_a_warning(rows: shards.Rows) -> None:
     assert choose_seeding(rows.map(lambda number: number + random.random()), None) == ("sample", "")
     assert choose_seeding(rows, None) == ("batch", "")
+    # The layout of the rows says nothing about the positions in a subset.
+    assert choose_seeding(torch.utils.data.Subset(rows, range(10)), None) == ("batch", "")

@@ -13,9 +13,10 @@ import pytest
 
 from hetero import cli
 from hetero.errors import ConfigError
-from hetero.shards import Rows, jsonl, tar
+from hetero.shards import Rows, indexing, jsonl, tar
 from hetero.shards.files import INDEX_NAME
 from hetero.shards.formats import format_of
+from hetero.shards.index import load_index
 from tests.support.shards import FORMATS, row, write_shards
 
 pytest.importorskip("pyarrow")
@@ -134,6 +135,16 @@ def test_index_of_several_folders_is_named_to_a_reader_of_one(tmp_path: Path) ->
     with pytest.raises(ConfigError, match=f"no index {tmp_path}/b/.*\n.* Pass index='{whole}'"):
         jsonl(paths[1])
     assert len(jsonl(paths[1], index=whole)) == 5
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_index_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
+    paths = write_shards(tmp_path, ending, SIZES)
+    assert cli.main(["index", *paths]) == 0
+    read: list[str] = []
+    monkeypatch.setattr(indexing, "load_index", lambda path: (read.append(path), load_index(path))[1])
+    assert len(Rows(ending, paths)) == sum(SIZES)
+    assert read == [str(tmp_path / INDEX_NAME)]
 
 
 def test_missing_unfitting_and_damaged_indexes_are_explained(tmp_path: Path) -> None:

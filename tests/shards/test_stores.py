@@ -110,6 +110,21 @@ def test_copies_are_bounded(tmp_path: Path) -> None:
     assert len(list((tmp_path / "scratch").glob("*.pieces"))) == 1
 
 
+def test_copies_that_a_killed_measurement_has_left_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = made(tmp_path, "jsonl", scratch_bytes=1)
+    if (pid := os.fork()) == 0:
+        # The clock is read before and after each read.
+        readings = iter([1.0])
+        monkeypatch.setattr("hetero.shards.rows.wait_clock_s", lambda: next(readings, None) or os._exit(0))
+        rows.hetero_read_cold(60.0)
+        os._exit(1)
+    assert os.waitpid(pid, 0)[1] == 0
+    left = [path.suffix for path in (tmp_path / "scratch").glob("*/*")]
+    assert {".copy", ".pieces", ".opened"} <= set(left)
+    assert plain(rows[0])["id"] == 0
+    assert not [*(tmp_path / "scratch").glob("*/*.copy"), *(tmp_path / "scratch").glob("*/*.pieces")]
+
+
 def test_missing_store_and_shard_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nowhere://x cannot be read"):
         facts_of("nowhere://x")

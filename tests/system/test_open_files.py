@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import fcntl
 import mmap
 import os
 import socket
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
 import pytest
 
-from hetero.system.open_files import names_for_message, open_files, opened_since, reopen_files
+from hetero.system import open_files as module
+from hetero.system.open_files import close_filesystems, names_for_message, open_files, opened_since, reopen_files
 
 
 @pytest.mark.parametrize(
@@ -176,3 +179,20 @@ def test_reopened_descriptors_have_the_same_inheritance_and_mode(tmp_path: Path)
             return is_same and not os.get_inheritable(own.fileno()) and os.get_inheritable(inherited.fileno())
 
         assert passes_in_child(keeps_all)
+
+
+def test_loop_of_fsspec_that_does_not_end_in_time_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    asyn = pytest.importorskip("fsspec.asyn")
+    may_go_on = threading.Event()
+    loop, thread = asyncio.new_event_loop(), threading.Thread(target=lambda: loop.run_forever())
+    monkeypatch.setattr(asyn, "loop", [loop])
+    monkeypatch.setattr(asyn, "iothread", [thread])
+    monkeypatch.setattr(module, "END_TIMEOUT_S", 0.01)
+    thread.start()
+    loop.call_soon_threadsafe(may_go_on.wait)
+    close_filesystems()
+    assert asyn.iothread[0] is thread
+    may_go_on.set()
+    monkeypatch.undo()
+    thread.join()
+    loop.close()

@@ -10,13 +10,13 @@ from __future__ import annotations
 import copy
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from hetero.batches.imported import imported
 from hetero.errors import ConfigError
-from hetero.plans.sources import ShuffledLane
+from hetero.plans.sources import Shuffled
 
 __all__ = ["Opened", "as_lane", "library_of", "open_part"]
 
@@ -90,7 +90,7 @@ def open_part(source: Any, lane: int, num_lanes: int, *, seed: int, epoch: int, 
                 f"a {type(source).__name__} cannot be copied for each lane: {error}\n"
                 "  Give it a method hetero_split(self, lane, num_lanes) that returns the part of a lane."
             ) from error
-    if isinstance(part, ShuffledLane):
+    if isinstance(part, Shuffled):
         part.seed = seed
     if callable(method := getattr(part, "set_epoch", None)):
         method(epoch)
@@ -109,7 +109,7 @@ def as_lane(source: Any, lane: int, num_lanes: int, seed: int) -> Iterator[None]
     module: Any = None if torch_data is None else torch_data._utils.worker
     before = None if module is None else module._worker_info
     try:
-        os.environ.update(RANK="0", WORLD_SIZE="1")
+        _set_environment({"RANK": "0", "WORLD_SIZE": "1"})
         if module is not None:
             divides_itself = callable(getattr(source, "hetero_split", None))
             module._worker_info = (
@@ -119,13 +119,21 @@ def as_lane(source: Any, lane: int, num_lanes: int, seed: int) -> Iterator[None]
             )
         yield
     finally:
-        for name, value in ranks.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        _set_environment(ranks)
         if module is not None:
             module._worker_info = before
+
+
+def _set_environment(values: Mapping[str, str | None]) -> None:
+    """Set environment variables, or remove those whose value is None. Write only what differs.
+
+    Other threads, such as those of gRPC, may read the environment in C, which is not safe during a write.
+    """
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        elif os.environ.get(name) != value:
+            os.environ[name] = value
 
 
 def library_of(source: Any) -> str:

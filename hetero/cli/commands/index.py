@@ -50,7 +50,7 @@ def _run(namespace: argparse.Namespace) -> int:
     from hetero.shards.files import INDEX_NAME, base_of, expand
     from hetero.shards.formats import FORMATS, format_of
     from hetero.shards.indexing import index_shards
-    from hetero.shards.lengths import check_function
+    from hetero.shards.lengths import function_of
 
     if namespace.processes < 1:
         raise ConfigError(f"--processes is {namespace.processes}, expected at least 1")
@@ -66,7 +66,7 @@ def _run(namespace: argparse.Namespace) -> int:
     if name not in FORMATS:
         raise ConfigError(f"--format is {name!r}, expected one of {', '.join(FORMATS)}")
     if namespace.lengths is not None:
-        check_function(namespace.lengths)  # before files are read for a long time
+        function_of(namespace.lengths)  # before files are read for a long time
     output = namespace.output or f"{base_of(paths)}/{INDEX_NAME}"
     shown_s = [time.monotonic()]
     done = index_shards(

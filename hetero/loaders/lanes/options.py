@@ -61,12 +61,10 @@ def check_lanes(
         raise ConfigError(f"guarantee is {guarantee!r:.80}, expected one of these:\n{GUARANTEE_LINES.rstrip()}")
     if end not in ENDS:
         raise ConfigError(f"end is {end!r:.80}, expected 'stop', 'wrap' or 'rest'")
-    if lanes is not None and (type(lanes) is not int or not 1 <= lanes < 2**20):
-        raise ConfigError(f"lanes is {lanes!r:.80}, expected an integer of at least 1")
-    if chunk_samples is not None and (type(chunk_samples) is not int or not 1 <= chunk_samples < 2**20):
-        raise ConfigError(f"chunk_samples is {chunk_samples!r:.80}, expected an integer of at least 1")
-    if snapshot_every is not None and (type(snapshot_every) is not int or not 1 <= snapshot_every <= 2**20):
-        raise ConfigError(f"snapshot_every_n_steps is {snapshot_every!r:.80}, expected an integer of at least 1")
+    numbers = {"lanes": lanes, "chunk_samples": chunk_samples, "snapshot_every_n_steps": snapshot_every}
+    for name, value in numbers.items():
+        if value is not None and (type(value) is not int or not 1 <= value < 2**20):
+            raise ConfigError(f"{name} is {value!r:.80}, expected an integer of at least 1 and below 2**20")
     mixture = shuffle if isinstance(shuffle, Mixture) else None
     if mixture is not None and (end != "wrap" or mixture.samples is not None):
         raise ConfigError(

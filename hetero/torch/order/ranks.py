@@ -50,14 +50,16 @@ class RankStore:
     the n-th such loader on both ranks. So rank 0 may make further loaders in other lines.
 
     Args:
-        kind: The properties that loaders with the same batches have in common. Its texts must be equal on all ranks.
-            The second one is the loader's name.
+        purpose: What this part of the store is for.
+        loader: Name of the loader.
+        properties: The other properties that loaders with the same batches have in common. Their texts must be equal on
+            all ranks.
     """
 
-    def __init__(self, *kind: object) -> None:
-        kind = (*kind, _line_of_script())
+    def __init__(self, purpose: str, loader: str, *properties: object) -> None:
+        kind = (purpose, loader, *properties, _line_of_script())
         _num_loaders[kind] += 1
-        self.loader = str(kind[1])
+        self.loader = loader
         """Name of the loader, for messages."""
         self._kind = kind
         self._prefix = f"hetero/{kind}/{_num_loaders[kind]}"
@@ -97,11 +99,13 @@ class RankOrders(RankStore):
     """Compares the order of one loader with the orders of the same loader on other ranks.
 
     Args:
-        kind: See `RankStore`.
+        purpose: See `RankStore`.
+        loader: See `RankStore`.
+        properties: See `RankStore`.
     """
 
-    def __init__(self, *kind: object) -> None:
-        super().__init__(*kind)
+    def __init__(self, purpose: str, loader: str, *properties: object) -> None:
+        super().__init__(purpose, loader, *properties)
         self._is_checked = False
         """Whether the seed was compared."""
         self._has_warned = False
