@@ -130,12 +130,11 @@ class Router:
         """The endpoints of lanes by their ids, in an order that other ranks have too: without those that the job added
         on trainer hosts while it ran, because they may go at any time. If there are only such endpoints, they serve
         lanes too."""
-        self._planned_ids: list[str] = []
-        """The ids of these endpoints. Lane l is planned to be at number l modulo their number."""
+        self._planned_ids: list[str] = []  # the same ids; lane l begins at number l modulo their number
         self._id_of_lane: dict[int, str] = {}
         """Endpoint of each lane that came."""
         self._hosts_of_lanes: set[str] = set()
-        """Hosts of these, since the last `update` or before."""
+        """Hosts that have served some of these since the last `update`."""
         self._moving: dict[int, str] = {}
         """Endpoints that have come, for the lanes that move to them once they are ready."""
         self._table = table
