@@ -10,7 +10,7 @@ import pytest
 from hetero.batches.lanes.pieces import LaneReport, PieceReport
 from hetero.errors import ConfigError
 from hetero.loaders.lanes.options import LaneOptions
-from hetero.loaders.lanes.passes import LanePasses, Lanes
+from hetero.loaders.lanes.passes import LanePasses, Lanes, _Lane, _packed
 from hetero.loaders.sampling import PlannedBatch, Shard
 from hetero.metrics.steps import Extent
 from hetero.plans.mixtures import Mixture
@@ -102,3 +102,14 @@ def test_state_of_a_mixture_may_be_far_behind_the_requests() -> None:
         assert lanes.state(2 * step)["mixture"]["chunk"] <= 2 * step
     with pytest.raises(ConfigError, match="is before chunk"):
         lanes.state(2 * 100)
+
+
+def test_queue_goes_on_where_the_pass_resumes() -> None:
+    options = lanes_of(guarantee="at-most-once", batch=2).options
+    passes = LanePasses(options, name="x", extent=Extent())
+    state = {"num_lanes": NUM_LANES, "chunk_samples": 1, "snapshots": _packed({0: _Lane((), ((5, bytes(16)),))})}
+    passes.load(0, state)
+    passes.begin(epoch=0, step=8, batch_size=4, shard=Shard(0, 1))
+    work: Any = next(passes.of(0).plan(8, batch_size=4, world_size=1, ranks=range(1))).work
+    # The state knows lane 0 up to sample 5, and the pass resumes at sample 8 of each lane.
+    assert [piece.known for piece in work.pieces] == [(8, b"")] * 4

@@ -263,7 +263,7 @@ class Lanes:
         """Record what the report of a batch says of its lanes.
 
         Raises:
-            ConfigError: If two lanes give the same samples.
+            ConfigError: If two lanes give the same samples, or a lane ends before the step that it had announced.
         """
         for piece, done in zip(work.pieces, report.pieces, strict=True):
             part = piece.part
@@ -366,7 +366,11 @@ class Lanes:
     def _piece(self, part: LanePart) -> LanePiece:
         lane = self._lane(part.lane).until(part.place)
         # Begin before the place that is known, if possible. Then the samples in between are compared.
-        known = lane.known[-1] if lane.known else (self._begins.get(part.lane, 0), b"")
+        begin = self._begins.get(part.lane, 0)
+        known = lane.known[-1] if lane.known else (begin, b"")
+        # A loaded state may know less than it counts. What is before its place must not be read from a queue again.
+        if self.options.guarantee == "at-most-once":
+            known = (max(begin, known[0]), b"")
         last = lane.snapshots[-1] if lane.snapshots else None
         snapshot = lane.snapshots[0] if known[1] and last and last.place == known[0] else last
         if snapshot is not None and self.options.allow_version_change:
