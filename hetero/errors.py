@@ -85,7 +85,7 @@ class ExitCode(enum.IntEnum):
     SCRIPT_FAILED = 30, "The training script failed."
     DATA_PLANE_LOST = 31, "Every endpoint, or a required part of tf.data.service, was lost for good or for too long."
     ORPHANED = 32, "No heartbeats arrive from the trainer hosts, or Ray has lost a host or its head."
-    DATASET_FAILED = 34, "The data set's code failed."
+    DATASET_FAILED = 34, "The data set failed: its code raised, or its files cannot be read."
     CORRUPTION = 35, "A batch arrived damaged three times."
     INTERNAL = 40, "An error inside hetero; please report it."
     SHUTDOWN_OVERRAN = 41, "Processes did not end within their grace period."

@@ -279,7 +279,7 @@ def _compute_at_once(
         return _get_items(dataset, indices)
     except BaseException as exc:
         check_not_exit(exc, in_worker=built.num_workers > 0)
-        to_do = _MAY_SKIP if failed is None else ""
+        to_do = _MAY_SKIP if failed is None and not isinstance(exc, ConfigError) else ""
         # Pass no sample_index, because it is not known which sample raised.
         error = dataset_error(exc, dataset=built.name, host=host, stage="sample", to_do=to_do)
         if failed is None:

@@ -55,13 +55,13 @@ class LaneLayout:
         global_batch, chunk = batch_size * world_size, self.chunk_samples
         if global_batch % chunk and not chunk % batch_size:
             raise ConfigError(
-                f"a pass has {chunk} samples of a lane in a row, and a step of all ranks has {global_batch} now\n"
+                f"chunk_samples is {chunk}, and a step of all ranks has {global_batch} samples now\n"
                 f"  Choose a batch_size whose product with the number of ranks is a multiple of {chunk}."
             )
         if batch_size % chunk and chunk % batch_size:
             raise ConfigError(
-                f"a pass has {chunk} samples of a lane in a row, and a batch has {batch_size} now\n"
-                f"  Choose a batch_size that divides {chunk} or is a multiple of it."
+                f"chunk_samples is {chunk}, and batch_size is {batch_size} now\n"
+                "  Choose them so that one divides the other. Within an epoch, chunk_samples cannot change."
             )
         num_chunks = global_batch // chunk
         if self.num_lanes % num_chunks:
@@ -70,7 +70,8 @@ class LaneLayout:
             fitting = next((ranks for ranks in range(world_size, 2 * world_size + 1) if not self.num_lanes % ranks), 0)
             more_ranks = f", or run {fitting} ranks" if chunk == batch_size and fitting else ""
             raise ConfigError(
-                f"{self.num_lanes} lanes cannot be divided over the {num_chunks} chunks of a step\n"
+                f"{self.num_lanes} lanes cannot be divided over a step, which takes {chunk} samples of each of "
+                f"{num_chunks} lanes\n"
                 f"  Pass lanes={allowed}{more_ranks}. Within an epoch, lanes cannot change."
             )
 

@@ -90,10 +90,14 @@ class Mixture:
     def _at(self, step: int) -> _Weights:
         weights: Any = self._weights(step) if callable(self._weights) else self._weights
         if not isinstance(weights, Mapping) or not all(isinstance(name, str) for name in weights):
-            raise ConfigError(f"the shares of a Mixture are {weights!r:.80}, expected numbers by the names of sources")
+            raise ConfigError(
+                f"the shares of a Mixture are {weights!r:.80} in step {step}, expected numbers by the names of sources"
+            )
         values = list(weights.values())
         if not all(isinstance(each, (int, float)) and 0 <= each < math.inf for each in values) or not any(values):
-            raise ConfigError(f"the shares of a Mixture are {dict(weights)!r:.200}, expected numbers >= 0, not all 0")
+            raise ConfigError(
+                f"the shares of a Mixture are {dict(weights)!r:.200} in step {step}, expected numbers >= 0, not all 0"
+            )
         return cast("_Weights", weights)
 
 

@@ -25,6 +25,7 @@ __all__ = [
     "expand",
     "is_compressed",
     "open_content",
+    "patterns_of",
 ]
 
 INDEX_NAME = "hetero-index.npz"
@@ -107,27 +108,31 @@ def expand(files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> 
     Raises:
         ConfigError: If a path matches no file, or a file is named twice.
     """
-    patterns = [files] if isinstance(files, str | os.PathLike) else list(files)
     found: dict[str, str] = {}
-    for pattern in patterns:
-        pattern = os.fspath(pattern)
-        for path in _numbered(pattern if is_url(pattern) else os.path.abspath(pattern)):
-            # If a path exists, brackets in its name are not a pattern.
-            is_pattern = glob.has_magic(path) and (is_url(path) or not os.path.exists(path))
-            matches = matches_of(path) if is_pattern else [path]
-            matches = [match for match in matches if os.path.basename(match) != INDEX_NAME]
-            if not matches:
-                raise ConfigError(f"no file matches {path}; expected the paths of shards, or a pattern such as *.tar")
-            for match in matches:
-                real = match if is_url(match) else os.path.realpath(match)
-                if real in found:
-                    raise ConfigError(
-                        f"shard {match} is named twice, so its rows would come twice; the first name is {found[real]}"
-                    )
-                found[real] = match
+    for path in patterns_of(files):
+        # If a path exists, brackets in its name are not a pattern.
+        is_pattern = glob.has_magic(path) and (is_url(path) or not os.path.exists(path))
+        matches = matches_of(path) if is_pattern else [path]
+        matches = [match for match in matches if os.path.basename(match) != INDEX_NAME]
+        if not matches:
+            raise ConfigError(f"no file matches {path}; expected the paths of shards, or a pattern such as *.tar")
+        for match in matches:
+            real = match if is_url(match) else os.path.realpath(match)
+            if real in found:
+                raise ConfigError(
+                    f"shard {match} is named twice, so its rows would come twice; the first name is {found[real]}"
+                )
+            found[real] = match
     if not found:
         raise ConfigError("the list of shards is empty; expected at least one file")
     return list(found.values())
+
+
+def patterns_of(files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> Iterator[str]:
+    """Yield the absolute paths, URLs and patterns of `glob` in a user's argument, see `expand`."""
+    for pattern in [files] if isinstance(files, str | os.PathLike) else files:
+        pattern = os.fspath(pattern)
+        yield from _numbered(pattern if is_url(pattern) else os.path.abspath(pattern))
 
 
 def base_of(paths: Sequence[str]) -> str:

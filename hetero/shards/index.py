@@ -99,7 +99,8 @@ class Index:
         if missing := [path for path in paths if path not in parts]:
             raise ConfigError(
                 f"{source} lacks {len(missing)} of {len(paths)} shards, the first is {missing[0]}\n"
-                "  Run hetero index again with all files. It reads only those that the index lacks."
+                "  Run hetero index again with all files. It reads only those that the index lacks. Leave out files "
+                "that it refuses, such as those without rows."
             )
         return Index.join(dict(parts[path] for path in paths), self.format)
 

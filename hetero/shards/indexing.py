@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import concurrent.futures
+import fnmatch
+import glob
+import logging
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +22,8 @@ from hetero.shards.stores import exists, facts_of, is_url
 from hetero.system.process import die_with_parent
 
 __all__ = ["Indexed", "Progress", "index_of", "index_shards", "path_in_index", "scan_shards"]
+
+logger = logging.getLogger(__name__)
 
 _SAVE_S = 5.0
 """A kill loses at most the files of these seconds."""
@@ -62,13 +67,16 @@ def scan_shards(paths: Sequence[str], format_name: str) -> Index:
     return Index.join(dict(_scan(path, path, format_name) for path in paths), format_name)
 
 
-def index_of(paths: Sequence[str], format_name: str, *, given: str | os.PathLike[str] | None) -> Index:
+def index_of(
+    paths: Sequence[str], format_name: str, *, given: str | os.PathLike[str] | None, patterns: Iterable[str] = ()
+) -> Index:
     """Return the index of files, from its own file or from the files themselves.
 
     Args:
         paths: The files.
         format_name: One of `hetero.shards.formats.FORMATS`.
         given: Path or URL of the index. None for the folder that the files have in common.
+        patterns: What the user has named them by. A warning is logged if the index has further files that match.
 
     Raises:
         ConfigError: If there is no index and the format needs one, or the index does not fit the files.
@@ -89,7 +97,30 @@ def index_of(paths: Sequence[str], format_name: str, *, given: str | os.PathLike
     index = index or load_index(path)
     if index.format != format_name:
         raise ConfigError(f"index {path} is for {index.format} files, expected {format_name}")
-    return index.select([path_in_index(each, path) for each in paths], f"index {path}")
+    wanted = [path_in_index(each, path) for each in paths]
+    _warn_of_missing(index, path, set(wanted), patterns)
+    return index.select(wanted, f"index {path}")
+
+
+def _warn_of_missing(index: Index, path: str, wanted: set[str], patterns: Iterable[str]) -> None:
+    """Log a warning if the index has files that match a pattern and do not exist any more."""
+    names = {path_in_index(each, path) for each in patterns if glob.has_magic(each)}
+    others = [shard.path for shard in index.shards if shard.path not in wanted] if names else []
+    # A `*` of glob matches no slash.
+    depths = {name: name.count("/") for name in names}
+    missing = [
+        each
+        for each in others
+        if any(each.count("/") == depth and fnmatch.fnmatchcase(each, name) for name, depth in depths.items())
+    ]
+    if missing:
+        logger.warning(
+            "index %s has files that match and do not exist: %d, the first is %s. Their rows are left out. If this is "
+            "meant, remove the index and run hetero index again",
+            path,
+            len(missing),
+            missing[0],
+        )
 
 
 def _fitting(path: str, paths: Sequence[str], format_name: str) -> Index | None:

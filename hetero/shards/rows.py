@@ -24,7 +24,7 @@ from hetero.metrics.reading import SHARD_WAITS_S, off_cpu_s, wait_clock_s
 from hetero.plans.plan import Source
 from hetero.plans.windows import WindowLayout
 from hetero.shards.copies import Scratch, problems_of
-from hetero.shards.files import ShardFile, expand, is_compressed
+from hetero.shards.files import ShardFile, expand, is_compressed, patterns_of
 from hetero.shards.formats import make_format
 from hetero.shards.formats.chunks import files_of
 from hetero.shards.formats.format import Block, BlockRows, Format, OpenShard
@@ -156,7 +156,7 @@ class Rows:
             raise ConfigError(f"columns is the text {columns!r}, expected a list of names")
         self._format: Format = make_format(format_name, columns)
         self._paths = expand(files)
-        self._index = index_of(self._paths, format_name, given=index)
+        self._index = index_of(self._paths, format_name, given=index, patterns=patterns_of(files))
         self._memory_bytes = memory_bytes
         self._window_bytes, self._num_lanes, self._chunk_rows = window_bytes, lanes, chunk_rows
         folder = scratch or Path(tempfile.gettempdir(), f"hetero-shards-{os.getuid()}")

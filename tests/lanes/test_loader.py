@@ -218,6 +218,17 @@ class Uneven(Positioned):
         return Uneven((7, 23, 4, 41)[lane])
 
 
+def test_what_the_default_end_leaves_out_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    made = loader(Uneven(0))
+    assert sum(map(len, made)) == 4 * 4
+    assert "At least 11 samples of this rank's lanes are left out" in caplog.text  # 3 + 4 + 0 + 4
+    caplog.clear()
+    assert sum(map(len, made)) == 4 * 4
+    assert caplog.text == ""
+    assert sum(map(len, loader(StatefulNumbers(64)))) == 64
+    assert caplog.text == ""
+
+
 @pytest.mark.parametrize("num_ahead", [0, 1, 2])
 def test_state_counts_the_batches_of_lanes_that_are_over(num_ahead: int) -> None:
     whole = list(loader(Uneven(0), end="rest"))
@@ -345,8 +356,11 @@ def test_lanes_of_a_data_set_with_an_index_are_refused(options: dict[str, Any]) 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 8, "chunk_samples": 2, "lanes": 6}, "6 lanes cannot be divided over the 4 .*\n  Pass lanes=4 "),
-        ({"batch_size": 8, "chunk_samples": 3}, "3 samples of a lane in a row, and a batch has 8"),
+        (
+            {"batch_size": 8, "chunk_samples": 2, "lanes": 6},
+            "6 lanes cannot be divided over a step.* 4 lanes\n  Pass lanes=4 ",
+        ),
+        ({"batch_size": 8, "chunk_samples": 3}, "chunk_samples is 3, and batch_size is 8"),
         ({"shard": (0, 2), "lanes": 7, "end": "rest"}, "7 lanes cannot be divided"),
         ({"shard": (0, 2)}, 'end="stop" needs a process group'),
     ],

@@ -75,13 +75,13 @@ def test_check_allows_lanes_that_stay_on_one_rank(num_lanes: int, chunk: int, ba
 @pytest.mark.parametrize(
     ("num_lanes", "chunk", "batch_size", "world_size", "message"),
     [
-        (6, 2, 8, 1, "6 lanes cannot be divided over the 4 .*\n  Pass lanes=4 or 8. Within an epoch"),
+        (6, 2, 8, 1, "6 lanes cannot be divided over a step.* 4 lanes\n  Pass lanes=4 or 8. Within an epoch"),
         (3, 2, 8, 1, "3 lanes cannot .*\n  Pass lanes=4. Within"),
         (6, 8, 8, 4, "6 lanes cannot .*\n  Pass lanes=4 or 8, or run 6 ranks. Within"),
         (7, 8, 8, 2, "7 lanes cannot .*\n  Pass lanes=6 or 8. Within"),  # seven lanes need 1 or 7 ranks
         (2, 8, 8, 4, "2 lanes cannot .*\n  Pass lanes=4. Within"),
-        (6, 3, 8, 1, "3 samples of a lane in a row, and a batch has 8 now\n  Choose a batch_size that divides 3"),
-        (6, 6, 4, 3, "6 samples of a lane in a row, and a batch has 4 now"),
+        (6, 3, 8, 1, "chunk_samples is 3, and batch_size is 8 now\n  Choose them so that one divides the other"),
+        (6, 6, 4, 3, "chunk_samples is 6, and batch_size is 4 now"),
     ],
 )
 def test_check_names_numbers_that_are_possible(

@@ -21,8 +21,6 @@ _QUIET = {
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": "7e57" * 16,
     "RAY_prestart_worker_first_driver": "0",
-    # Ray gives its workers niceness 15. Beside other tests they then wait for minutes.
-    "RAY_worker_niceness": "0",
     "RAY_TRAIN_ENABLE_STATE_TRACKING": "0",
     "HETERO_PROGRESS_SECONDS": "0.5",
     "HETERO_TIME_SCALE": "0.5",
@@ -34,7 +32,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents and "address" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.integration)
             item.add_marker(pytest.mark.filterwarnings("ignore"))  # Ray's own
-            item.add_marker(pytest.mark.timeout(600))  # Ray starts dozens of processes, and other tests run beside
+            # Ray gives its dozens of processes niceness 15, so they wait while other tests run beside.
+            item.add_marker(pytest.mark.timeout(1500))
 
 
 @contextlib.contextmanager

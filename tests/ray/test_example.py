@@ -27,7 +27,7 @@ def test_example_trains_and_continues(cluster: Any, runs: tuple[str, ...], tmp_p
         }
         command = [sys.executable, "train.py"]
         done = subprocess.run(
-            command, cwd=EXAMPLE, env=environ, capture_output=True, text=True, timeout=500, check=False
+            command, cwd=EXAMPLE, env=environ, capture_output=True, text=True, timeout=1400, check=False
         )
         assert done.returncode == 0, done.stderr[-3000:]
         printed = r"RayTrainWorker pid=[^)]*\)(?:\x1b\[0m)? {'loss': [^,]+, 'epoch': (\d)}"

@@ -104,7 +104,7 @@ def kill(processes: list[psutil.Process]) -> None:
 
 @pytest.mark.fault("F45")
 @pytest.mark.integration
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1500)
 @pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_lost_head_ends_the_job_with_its_cause_and_leaves_nothing(own_cluster: Any, tmp_path: Path) -> None:
     # The script takes longer to stop than Ray takes to end a process that the head does not answer.
@@ -145,7 +145,7 @@ with DataService(script) as service:
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1500)
 @pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_lost_head_ends_the_driver_of_ray_train_and_the_data_service(own_cluster: Any, tmp_path: Path) -> None:
     config = {"num_samples": 80_000, "step_s": 0.05}

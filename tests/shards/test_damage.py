@@ -139,6 +139,17 @@ def test_file_that_is_written_while_it_is_open_is_an_error(tmp_path: Path) -> No
         rows[29]
 
 
+def test_deleted_file_is_named_if_the_pattern_would_match_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files = write_shards(tmp_path, "jsonl", [3, 4, 5])
+    assert cli.main(["index", str(tmp_path / "*.jsonl")]) == 0
+    assert len(jsonl(tmp_path / "*.jsonl")) == 12
+    assert len(jsonl(files[:2])) == 7
+    assert caplog.text == ""
+    Path(files[1]).unlink()
+    assert len(jsonl(tmp_path / "*.jsonl")) == 8
+    assert f"has files that match and do not exist: 1, the first is {Path(files[1]).name}" in caplog.text
+
+
 def test_names_with_brackets_and_links(tmp_path: Path) -> None:
     for name in ("x[1].jsonl", "x1.jsonl"):
         (tmp_path / name).write_bytes(lines(1))

@@ -25,7 +25,7 @@ from hetero.system.process import (
         (0, "ended normally"),
         (1, "exited with 1"),
         (2, "exited with 2"),
-        (34, "exited with 34 (HET-34): The data set's code failed."),
+        (34, "exited with 34 (HET-34): The data set failed: its code raised, or its files cannot be read."),
         (-signal.SIGTERM, "killed by SIGTERM"),
         (-signal.SIGKILL, "killed by SIGKILL"),
         (-signal.SIGSEGV, "killed by SIGSEGV: a crash in native code"),

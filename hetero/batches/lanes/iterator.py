@@ -232,8 +232,9 @@ class LaneIterator:
         if not place:
             raise ConfigError(
                 f"lane {origin.lane} of {origin.num_lanes} yields nothing: "
-                "the source is empty, or has fewer shards than there are lanes. Pass the loader a smaller lanes=, or "
-                "write more shards. If a rank would have no lane, give the source an index: see hetero.shards"
+                "the source is empty, has fewer shards than there are lanes, or passes over all samples of a lane. "
+                "Pass the loader a smaller lanes=, or write more shards. If that is not possible, read the files with "
+                "hetero.shards, which needs no lanes"
             )
         self._has_ended = True
         return False

@@ -237,6 +237,8 @@ class Lanes:
         """Lanes without further samples, with ``end="rest"``."""
         self._without_batch: set[int] = set()
         """Steps that have no batch of this rank, with ``end="rest"``."""
+        self._num_left: dict[int, int] = {}
+        """Samples that were read ahead of each lane, with ``end="stop"``. At most a chunk."""
         self._firsts: dict[str, int] = {}
 
     def plan(self, step: int, *, batch_size: int, world_size: int, ranks: range) -> Iterator[PlannedBatch]:
@@ -273,6 +275,8 @@ class Lanes:
             if done.num_samples:  # else the lane has ended somewhere before
                 known = (*known, (part.place + done.num_samples, done.chain))[-_KEPT:]
             self._lanes[part.lane] = _Lane(snapshots, known)
+            if done.num_left is not None:
+                self._num_left[part.lane] = done.num_left
             if done.first:
                 self._check_first(part.lane, done.first.hex())
             # If the rank had received nothing, the lane was begun for the first time, maybe by a later request.
@@ -339,12 +343,16 @@ class Lanes:
                 f"{self._layout.chunk_samples} samples\n"
                 '  Pass the loader a smaller lanes=, a smaller batch_size, or end="rest".'
             )
-        logger.info(
-            "loader %s: the pass ended after %d steps, because a lane has no further %d samples. What the other lanes "
-            'have is left out. With end="rest", all samples are delivered, and with end="wrap" lanes begin again',
+        num_left = sum(self._num_left.values())
+        logger.log(
+            logging.WARNING if num_left and self._extent.num_passes <= 1 else logging.INFO,
+            "loader %s: the pass ended after %d steps, because a lane has no further %d samples. At least %d samples "
+            'of this rank\'s lanes are left out. With end="rest", all samples are delivered, and with end="wrap" lanes '
+            "begin again",
             self._name,
             self.end_step,
             self._layout.chunk_samples,
+            num_left,
         )
 
     def state(self, position: int) -> dict[str, Any]:

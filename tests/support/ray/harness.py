@@ -14,7 +14,7 @@ import psutil
 SCRIPT = Path(__file__).parents[2] / "ray" / "scripts" / "ray_chain.py"
 DATA = {"role": "data"}
 """Labels of the nodes for data hosts."""
-PATIENCE_S = 300.0
+PATIENCE_S = 900.0
 """How long a test waits. On a busy machine Ray has taken two minutes to start the workers of a training run."""
 
 
