@@ -122,7 +122,7 @@ def test_reader_loses_the_only_endpoint_and_goes_on_with_its_successor(job: Any,
 @pytest.mark.fault("F4")
 def test_reader_without_restarts_names_the_lost_endpoint(job: Any, tools: Any, measured: Measured) -> None:
     pool = job.pool(endpoint_restarts=0)
-    fleet = job.fleet(data_timeout_s=0.5, prepare_timeout_s=0.5)
+    fleet = job.fleet(data_timeout_s=0.5)
     reader = Reader(fleet, iter(tools.requests(tools.spec(sample_s=0.005), num_batches=1000)))
     next(reader)
     killed_s = time.monotonic()
