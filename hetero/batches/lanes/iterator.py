@@ -19,6 +19,7 @@ from hetero.errors import ConfigError
 __all__ = ["LaneIterator", "LaneOrigin", "Snapshot", "checked_chain"]
 
 _DIGEST_BYTES = 16
+"""Length of a chain. The chain of a ledger (`hetero.audit.ledger`) is as long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
