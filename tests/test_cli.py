@@ -149,7 +149,7 @@ _SHOW = "import sys; from hetero import cli; sys.exit(cli.main(sys.argv[1:]))"
 def run_command(*arguments: str, redirect: str) -> int:
     """Run the command in another process behind a shell's redirections. Return its exit code."""
     words = shlex.join([sys.executable, "-c", _SHOW, *arguments])
-    done = subprocess.run(["bash", "-c", f"set -o pipefail; {words} {redirect}"], check=False, timeout=60)
+    done = subprocess.run(["bash", "-c", f"set -o pipefail; {words} {redirect}"], check=False, timeout=100)
     return done.returncode
 
 

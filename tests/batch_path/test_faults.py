@@ -73,7 +73,7 @@ def closed(_message: bytes, _payload: bytes, _ended: threading.Event) -> bytes:
 
 
 def silent(_message: bytes, _payload: bytes, ended: threading.Event) -> bytes:
-    ended.wait(30)
+    ended.wait(100)
     return b""
 
 
@@ -111,7 +111,7 @@ class Misbehaving:
             ended.set()
         reply = pb.AttendReply(port=self._listener.place[1], ticket=bytes(SESSION_TOKEN_BYTES))
         yield reply.SerializeToString()
-        ended.wait(60)
+        ended.wait(100)
 
     def _serve(self, connection: socket.socket) -> None:
         hello = connection.recv(38, socket.MSG_WAITALL)

@@ -164,7 +164,7 @@ class Trainer:
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         try:
-            self._process.wait(20)
+            self._process.wait(100)
         finally:
             self._process.kill()
             self._process.wait()

@@ -197,7 +197,7 @@ class Liar:
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self._thread.join(10)
+        self._thread.join(100)
 
 
 @pytest.mark.parametrize("compression", [None, "lz4", "zstd"])

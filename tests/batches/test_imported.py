@@ -24,7 +24,7 @@ def test_imported_of_what_nobody_imported_imports_nothing(tmp_path: Path, monkey
 
 def test_imported_waits_for_another_threads_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "slowly_imported.py").write_text(
-        "import sys\nevents = sys.modules['slow_events']\nevents.begun.set()\nevents.finish.wait(60)\nvalue = 3\n"
+        "import sys\nevents = sys.modules['slow_events']\nevents.begun.set()\nevents.finish.wait(100)\nvalue = 3\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     events = ModuleType("slow_events")
@@ -33,7 +33,7 @@ def test_imported_waits_for_another_threads_import(tmp_path: Path, monkeypatch: 
     thread = threading.Thread(target=__import__, args=("slowly_imported",))
     thread.start()
     try:
-        assert events.begun.wait(60)
+        assert events.begun.wait(100)
         assert not hasattr(sys.modules["slowly_imported"], "value")
         events.finish.set()
         assert imported("slowly_imported").value == 3

@@ -80,7 +80,7 @@ for index in range(int(sys.argv[2]), 600, 2):
 
 def test_processes_that_write_at_once_share_what_they_keep(tmp_path: Path) -> None:
     processes = [subprocess.Popen([sys.executable, "-c", FILL, str(tmp_path), begin]) for begin in ("0", "1", "1")]
-    assert [process.wait(60) for process in processes] == [0, 0, 0]
+    assert [process.wait(100) for process in processes] == [0, 0, 0]
     store = open_store(tmp_path)
     assert all(has(store, number) for number in range(600))
     store.close()
@@ -283,7 +283,7 @@ for number in range(200):
 
 def test_folder_is_there_although_others_remove_it(tmp_path: Path) -> None:
     processes = [subprocess.Popen([sys.executable, "-c", OPEN_AND_SWEEP, str(tmp_path)]) for _ in range(4)]
-    assert [process.wait(60) for process in processes] == [0] * 4
+    assert [process.wait(100) for process in processes] == [0] * 4
 
 
 def test_lock_of_another_process_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ def dial(proxy: ChaosProxy) -> Iterator[Callable[[], socket.socket]]:
     opened: list[socket.socket] = []
 
     def dial() -> socket.socket:
-        opened.append(socket.create_connection((proxy.address, proxy.port), timeout=10))
+        opened.append(socket.create_connection((proxy.address, proxy.port), timeout=300))
         return opened[-1]
 
     yield dial
@@ -160,7 +160,7 @@ def test_server_that_resets_is_seen_as_that(chaos: Chaos) -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         proxy = chaos.proxy(("127.0.0.1", listener.getsockname()[1]))
-        with socket.create_connection((proxy.address, proxy.port), timeout=10) as client:
+        with socket.create_connection((proxy.address, proxy.port), timeout=300) as client:
             connection, _ = listener.accept()
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             connection.close()

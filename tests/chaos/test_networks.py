@@ -17,7 +17,7 @@ from tests.support.chaos.hosts import LEASE_S, TRAINER, Hosts
 from tests.support.chaos.networks import NamespaceNetwork
 from tests.support.chaos.undisturbed import undisturbed
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.integration
 
 MakeHosts = Callable[..., Hosts]
 Measured = Callable[[str, float], None]

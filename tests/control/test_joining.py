@@ -61,7 +61,7 @@ def answering(answer: Answer) -> Iterator[str]:
     try:
         yield f"127.0.0.1:{port}"
     finally:
-        server.stop(None).wait(5.0)
+        server.stop(None).wait(100.0)
 
 
 def ask(address: str) -> Any:
@@ -192,16 +192,16 @@ def test_only_one_thread_waits_for_a_description_that_cannot_be_read(clock: Cloc
 
     def read_again() -> ClusterSpec:
         is_reading.set()
-        may_end.wait(30.0)
+        may_end.wait(100.0)
         raise ClusterError("stale file handle")
 
     admitter = Admitter(cluster("data-0"), "job", read_again=read_again, clock=clock)
     reader = threading.Thread(target=admitter.described, args=("new",))
     reader.start()
-    assert is_reading.wait(30.0)
+    assert is_reading.wait(100.0)
     assert admitter.described("new") is None  # it does not wait
     may_end.set()
-    reader.join(30.0)
+    reader.join(100.0)
 
 
 def test_host_of_the_description_is_known_by_its_name_and_group() -> None:

@@ -69,7 +69,7 @@ def call(server: Server, method: str, metadata: tuple[tuple[str, str], ...]) -> 
     with grpc.insecure_channel(f"127.0.0.1:{server.port}", options=channels.client_options()) as channel:
         stub = getattr(channel, arity)(f"/test.T/{method}")
         request = iter([b"ask"]) if arity.startswith("stream") else b"ask"
-        answer = stub(request, metadata=metadata, timeout=20)
+        answer = stub(request, metadata=metadata, timeout=100)
         return b"".join(answer) if arity.endswith("stream") else answer
 
 

@@ -112,4 +112,4 @@ def test_endpoint_of_a_living_launcher_is_no_leftover(tmp_path: Path, stray: lis
     assert not any(str(endpoint.pid) in diagnosis.found for diagnosis in examine(here(tmp_path)))
     assert launcher.stdin is not None
     launcher.stdin.close()
-    launcher.wait(30)
+    launcher.wait(300)

@@ -124,7 +124,7 @@ def test_command_below_the_toolkit_of_the_stock_images_is_not_told(tmp_path: Pat
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         check=False,
     )
     assert (tmp_path / "found.json").is_file(), done.stdout + done.stderr

@@ -173,14 +173,14 @@ def test_readers_beyond_the_bound_are_told_to_come_back(serve: Serve, streams: c
 
     def slow(request: bytes, reply: Reply) -> EncodedBatch:
         begun.release()
-        assert proceed.wait(30)
+        assert proceed.wait(100)
         return echo(request, reply)
 
     served = serve(slow, max_requests=2, transport=NETWORK)
     working = [admitted(served, streams) for _ in range(2)]
     for stream in working:
         stream.send(b"request")
-        assert begun.acquire(timeout=30)
+        assert begun.acquire(timeout=100)
     turned_away = admitted(served, streams)
     with pytest.raises(CallFailedError) as caught:
         ask(turned_away)
@@ -288,7 +288,7 @@ def test_answer_nobody_waits_for_is_given_up(
     session_token = served.admit()
     stream = admitted(served, streams, session_token)
     stream.send(b"request")
-    assert begun.wait(30)
+    assert begun.wait(100)
     if leave == "close":
         stream.close()
     else:
@@ -314,13 +314,13 @@ def test_stop_finishes_the_answer_in_progress_and_turns_away_who_asks_meanwhile(
 
     def slow(_request: bytes, _reply: Reply) -> EncodedBatch:
         begun.set()
-        assert proceed.wait(30)
+        assert proceed.wait(100)
         return LARGE
 
     served = serve(slow, transport=NETWORK)
     idle, working = admitted(served, streams), admitted(served, streams)
     working.send(b"request")
-    assert begun.wait(30)
+    assert begun.wait(100)
     stopping = threading.Thread(target=served.stop, args=(60.0,))
     stopping.start()
     tools.wait_for(lambda: served._is_draining)
@@ -332,7 +332,7 @@ def test_stop_finishes_the_answer_in_progress_and_turns_away_who_asks_meanwhile(
     assert stopping.is_alive()
     proceed.set()
     assert len(receive(working)["large"]) == 2**20
-    stopping.join(30)
+    stopping.join(100)
     assert served.is_stopped
     for stream in (idle, new, working):
         assert stream.receive_message(100) is None

@@ -40,7 +40,7 @@ def reader_metadata(job: Any) -> tuple[tuple[str, str], ...]:
 def call(address: str, method: str, request: bytes, metadata: tuple[tuple[str, str], ...] = ()) -> bytes:
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         stub = channel.unary_stream(method, None, None)
-        return b"".join(stub(request, metadata=metadata, timeout=20))
+        return b"".join(stub(request, metadata=metadata, timeout=100))
 
 
 def status(address: str, method: str, request: bytes, metadata: tuple[tuple[str, str], ...]) -> tuple[Any, str]:

@@ -39,7 +39,7 @@ class Desk:
         self.num_cancelled += 1
 
     def take(self) -> Reply:
-        return self.asked.get(timeout=30.0)[1]
+        return self.asked.get(timeout=100.0)[1]
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_later_answer_arrives_and_the_connection_goes_on(
     stream = admitted(served, streams)
     for number in range(count):
         stream.send(b"%d" % number)
-        request, reply = desk.asked.get(timeout=30.0)
+        request, reply = desk.asked.get(timeout=100.0)
         reply.send(echo(request, reply))
         assert bytes(receive(stream, b"%d" % number)["request"]) == b"%d" % number
     assert served.num_batches == count
@@ -134,11 +134,11 @@ def test_request_before_the_answer_to_the_earlier_one_waits_for_it(
     stream = admitted(served, streams)
     stream.send(b"first")
     stream.send(b"second")
-    first, reply = desk.asked.get(timeout=30.0)
+    first, reply = desk.asked.get(timeout=100.0)
     with pytest.raises(queue.Empty):
         desk.asked.get(timeout=0.2)
     reply.send(echo(first, reply))
-    second, reply = desk.asked.get(timeout=30.0)
+    second, reply = desk.asked.get(timeout=100.0)
     reply.send(echo(second, reply))
     assert [bytes(receive(stream, request)["request"]) for request in (b"first", b"second")] == [b"first", b"second"]
 
@@ -197,7 +197,7 @@ def test_stop_waits_for_a_later_answer(serve: Serve, streams: contextlib.ExitSta
     assert stopping.is_alive()
     reply.send(FULL)
     assert len(receive(stream)["full"]) == 2**16
-    stopping.join(30)
+    stopping.join(100)
     assert not stopping.is_alive()
     assert served.num_batches == 1
 

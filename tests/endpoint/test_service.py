@@ -28,7 +28,7 @@ def answer_of(service: DataServicer, request: bytes, has_left: Callable[[], bool
     later: queue.Queue[Answer] = queue.Queue()
     reply = SimpleNamespace(has_left=has_left, send=later.put, if_given_up=lambda cancel: None)
     answer = service._answer(request, cast("Reply", reply))
-    return later.get(timeout=30.0) if isinstance(answer, Later) else answer
+    return later.get(timeout=100.0) if isinstance(answer, Later) else answer
 
 
 def test_batch_that_is_there_is_sent_without_asking_for_whom(tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:

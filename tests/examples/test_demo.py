@@ -53,7 +53,7 @@ def run_demo(folder: Path, *flags: str, prefix: Sequence[str] = ()) -> str:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(700)
+@pytest.mark.timeout(1400)
 @pytest.mark.parametrize(
     "prefix", [(), ("taskset", "-c", "0"), ("nice", "-n", "19")], ids=["plain", "one core", "nice"]
 )

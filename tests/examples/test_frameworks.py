@@ -23,7 +23,7 @@ def run(name: str, folder: Path, *arguments: str) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=110,
+        timeout=300,
         check=False,
     )
     assert process.returncode == 0, process.stdout

@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.skipif(
         importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow: pip install 'tensorflow>=2.16'"
     ),
-    pytest.mark.timeout(400),  # every process that fetches imports it
+    pytest.mark.timeout(800),  # every process that fetches imports it
 ]
 
 Script = Callable[[str], ModuleType]

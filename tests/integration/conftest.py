@@ -91,7 +91,7 @@ def starting(folder: Path) -> Iterator[Start]:
                 os.killpg(job.process.pid, signal.SIGKILL)
         job.process.wait()
         sweep(job.marker, job.output)
-        job.pump_thread.join(10.0)  # ends with the last process that holds the pipe
+        job.pump_thread.join(100.0)  # ends with the last process that holds the pipe
         job.source.close()
     for job in jobs:
         if sum(other.directory == job.directory for other in jobs) == 1:  # else the file may be the other one's

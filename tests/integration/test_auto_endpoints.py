@@ -51,14 +51,14 @@ def run_alone(folder: Path) -> Path:
 
 
 def test_job_that_does_not_wait_for_data_adds_nothing(start_job: StartJob) -> None:
-    # Steps are long, because a busy machine must not make the job wait.
-    flags = ("--emulate-sample-seconds", "0.005", "--emulate-step-seconds", "0.2", "--purity-checks", "0")
+    # Steps are long: on a busy machine a batch that is there costs 2 ms, and waits of a hundredth of a step matter.
+    flags = ("--emulate-sample-seconds", "0.005", "--emulate-step-seconds", "0.8", "--purity-checks", "0")
     job = start_job(
         ["data_group=ml.c5.2xlarge:1", DNN],
         *flags,
         "--trainer-endpoints",
         "auto",
-        args=["--num-samples", "800", "--epochs", "1"],
+        args=["--num-samples", "384", "--epochs", "1"],
     )
     assert job.wait() == 0, job.output
     (only,) = decisions(job)

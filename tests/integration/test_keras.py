@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.skipif(
         importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow: pip install 'tensorflow>=2.16'"
     ),
-    pytest.mark.timeout(400),  # every process that fetches imports it
+    pytest.mark.timeout(800),  # every process that fetches imports it
 ]
 
 
@@ -70,9 +70,9 @@ def test_batches_of_keras_are_the_same_on_a_data_host_and_resumed_without_any(
     args = ["--output", str(tmp_path), "--num-samples", str(NUM_SAMPLES)]
     flags = ["--framework", "tensorflow", "--endpoints-per-host", "1", "--trainer-endpoints", "0"]
     job = start_job([data(2), DNN], *flags, script=SCRIPT, args=args)
-    assert job.wait(200.0) == 0, job.output
+    assert job.wait(300.0) == 0, job.output
     alone = start([sys.executable, str(SCRIPT), *args, "--resume"], tmp_path, {})
-    assert alone.wait(200.0) == 0, alone.output
+    assert alone.wait(300.0) == 0, alone.output
     begun, resumed = (json.loads((tmp_path / name).read_text()) for name in ("begun.json", "resumed.json"))
     expected = wanted(script)
     assert len(expected) == 12

@@ -12,8 +12,6 @@ from tests.support.integration.harness import DNN, TIME_SCALE, Job, StartJob, ch
 
 SAMPLES = ["--epochs", "1", "--num-samples", "400"]
 
-pytestmark = pytest.mark.timeout(300)  # the first test that asks a shared job also waits for it
-
 
 @dataclass(frozen=True)
 class Bereaved:

@@ -16,7 +16,7 @@ from tests.support.integration.harness import Start
 PAGE = Path(__file__).parents[2] / "docs" / "planning.md"
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(800)
 def test_example_of_the_planning_page_leads_from_a_profile_to_a_comparison(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -30,7 +30,7 @@ def test_example_of_the_planning_page_leads_from_a_profile_to_a_comparison(
     for line in commands.splitlines():
         words, _, file = line.partition(" > ")
         job = start([sys.executable, "-m", "hetero.cli", *shlex.split(words)[1:]], tmp_path, {})
-        assert job.wait(150.0) == 0, job.output
+        assert job.wait(300.0) == 0, job.output
         outputs.append(job.output)
         if file:
             Path(file).write_text(job.output)

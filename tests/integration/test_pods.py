@@ -31,8 +31,6 @@ OPTIONS = ["--nproc-per-node", "2", "--endpoints-per-host", "1", "--trainer-endp
 LONG = ["--step-s", "0.05", "--until"]
 """Arguments of arrays.py before the file until which it trains."""
 
-pytestmark = pytest.mark.timeout(240)
-
 
 class Pod:
     """One pod, which may be started several times."""
@@ -235,11 +233,11 @@ class Controller:
         assert next(group for group in self.groups if pod in self.pods[group.name]).ignores_disruptions
         assert pod.process is not None
         pod.process.terminate()
-        code = pod.process.wait(60)
+        code = pod.process.wait(300)
         pod.process = None
         return code
 
-    def wait(self, timeout_s: float = 100.0) -> str:
+    def wait(self, timeout_s: float = 300.0) -> str:
         deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s:
             if state := self.reconcile():
@@ -318,7 +316,7 @@ def test_trainer_that_fails_fails_the_job_with_its_cause(
         assert job.wait() == "Failed"
         (trainer,) = job.pods["node"]
         assert trainer.process is not None
-        assert trainer.process.wait(30) == ExitCode.SCRIPT_FAILED
+        assert trainer.process.wait(300) == ExitCode.SCRIPT_FAILED
         assert "HET-30" in trainer.log
 
 

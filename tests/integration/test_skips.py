@@ -15,7 +15,7 @@ FLAGS = ("--endpoints-per-host", "1", "--nproc-per-node", "2")
 ARGS = ("--num-samples", "100", "--faults", FAULTS, "--on-sample-error", "skip")
 """100 samples over two ranks: without padding, because each must be requested once in an epoch."""
 
-pytestmark = pytest.mark.timeout(400)  # the first test that asks a shared job also waits for it
+pytestmark = pytest.mark.timeout(800)  # the first test that asks a shared job also waits for it
 
 
 def skipped(job: Job) -> list[dict[str, Any]]:

@@ -37,7 +37,6 @@ TWO = [
 
 _IS_REQUIRED = "HETERO_TEST_SYSTEM_PROGRAMS" in os.environ
 pytestmark = [
-    pytest.mark.timeout(300),
     pytest.mark.skipif(bool(missing()) and not _IS_REQUIRED, reason=missing() or "there is a Slurm"),
 ]
 

@@ -45,7 +45,7 @@ def test_request_finds_a_rank_waiting_for_lost_data_hosts_and_callbacks_run(star
     data_host.process.kill()
     trainer.wait_line("waiting for batch", 60.0)
     trainer.process.terminate()
-    assert trainer.wait(30.0) == 143, trainer.output
+    assert trainer.wait(300.0) == 143, trainer.output
     assert "stopping before that batch" in trainer.output
     assert (trainer.directory / "stopped-0").read_text().isdigit()
 
@@ -84,7 +84,7 @@ def test_request_finds_a_script_without_a_loader_and_callbacks_run(start_job: St
     )
     job.wait_line("in the midst of it")
     job.process.terminate()
-    assert job.wait(30.0) == 143, job.output
+    assert job.wait(300.0) == 143, job.output
     assert done.read_text() == "saved"
 
 
@@ -95,7 +95,7 @@ def test_rank_that_does_not_end_is_killed_after_the_grace(start_job: StartJob, t
     job = start_job([DNN], script=script, args=[str(tmp_path / "done")], environment={"HETERO_TIME_SCALE": "0.1"})
     job.wait_line("in the midst of it")
     job.process.terminate()
-    assert job.wait(40.0) == 41, job.output
+    assert job.wait(300.0) == 41, job.output
     assert "did not end within 5 s" in job.failure("algo-1")
 
 
@@ -108,8 +108,8 @@ def test_request_to_every_launcher_at_once_lets_the_ranks_finish(start_launcher:
     begin_s = time.monotonic()
     for job in (data_host, trainer):
         job.process.terminate()
-    assert trainer.wait(60.0) == 143, trainer.output
-    assert data_host.wait(60.0) == 143, data_host.output
+    assert trainer.wait(300.0) == 143, trainer.output
+    assert data_host.wait(300.0) == 143, data_host.output
     wait_gone([*trainer.processes(), *data_host.processes()], 10.0)
     shutdown_s = time.monotonic() - begin_s
     measured("shutdown_s", shutdown_s)
@@ -132,8 +132,8 @@ def test_second_request_kills_at_once(start_launcher: StartLauncher, tmp_path: P
     trainer.wait_line("asked to stop")
     begin_s = time.monotonic()
     trainer.process.terminate()
-    assert trainer.wait(30.0) == 41, trainer.output
-    assert data_host.wait(30.0) == 41, data_host.output
+    assert trainer.wait(300.0) == 41, trainer.output
+    assert data_host.wait(300.0) == 41, data_host.output
     wait_gone([*trainer.processes(), *data_host.processes()], 10.0)
     abort_s = time.monotonic() - begin_s
     measured("abort_s", abort_s)
@@ -263,7 +263,7 @@ def test_checkpoint_that_failed_is_a_failure_and_lets_the_others_finish(
     job = start(command, tmp_path, {"HETERO_TIME_SCALE": "0.2"})
     job.wait_lines("in the midst of it", 2)
     job.process.terminate()
-    assert job.wait(60.0) == 30, job.output
+    assert job.wait(300.0) == 30, job.output
     first_line = job.failure("algo-1").splitlines()[0]
     assert first_line.startswith("HET-30 algo-1: rank 1: a stop callback raised OSError: [Errno 28] No space left")
     assert done.read_text() == "saved"

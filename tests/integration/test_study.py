@@ -37,7 +37,6 @@ budget: {usd: 1}
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(300)
 def test_killed_study_goes_on_and_compares_its_runs(start: Start, tmp_path: Path) -> None:
     folder = tmp_path / "study"
     folder.mkdir()
@@ -55,7 +54,7 @@ def test_killed_study_goes_on_and_compares_its_runs(start: Start, tmp_path: Path
     killed.process.kill()  # the job of the second run dies with it
     killed.wait()
     continued = begin()
-    assert continued.wait(200.0) == 30, continued.output  # as runs failed
+    assert continued.wait(300.0) == 30, continued.output  # as runs failed
     assert "run 2 of 4: " in continued.output
     assert "run 1 of 4: " not in continued.output
     assert "interrupted after" in continued.output
@@ -84,7 +83,6 @@ def test_killed_study_goes_on_and_compares_its_runs(start: Start, tmp_path: Path
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(300)
 def test_example_leads_from_a_study_to_a_plan(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copy(EXAMPLE / "fit.py", tmp_path)
@@ -96,12 +94,11 @@ def test_example_leads_from_a_study_to_a_plan(start: Start, tmp_path: Path, monk
     assert commands[0][-1] == "fit.py"
     for words in ([*commands[1], "--only", "cluster=one host"], commands[2]):
         job = start([sys.executable, "-m", "hetero.cli", *words], tmp_path, {})
-        assert job.wait(120.0) == 0, job.output
+        assert job.wait(300.0) == 0, job.output
     assert "Add 1 x ml.c5.9xlarge as data hosts: a step takes " in job.output  # after other work of the machine, if any
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_stops_the_run_and_the_results_are_written(start: Start, tmp_path: Path, number: signal.Signals) -> None:
     waits = tmp_path / "waits"
@@ -119,7 +116,7 @@ def test_signal_stops_the_run_and_the_results_are_written(start: Start, tmp_path
     job = start(["env", "-C", str(tmp_path), *command], tmp_path, environment)
     waits.read_text()  # blocks until the script runs
     job.process.send_signal(number)
-    assert job.wait(100.0) == 128 + number, job.output
+    assert job.wait(300.0) == 128 + number, job.output
     assert "Traceback" not in job.output
     (log,) = (tmp_path / "out" / "runs").glob("*/log.txt")
     assert "saved" in log.read_text()
@@ -129,7 +126,6 @@ def test_signal_stops_the_run_and_the_results_are_written(start: Start, tmp_path
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(120)
 def test_study_is_launched_on_the_hosts_of_cluster_files(start: Start, tmp_path: Path) -> None:
     folder = tmp_path / "study"
     folder.mkdir()
@@ -145,7 +141,7 @@ def test_study_is_launched_on_the_hosts_of_cluster_files(start: Start, tmp_path:
     command = [sys.executable, "-m", "hetero.cli", "study", str(folder / "STUDY.yaml")]
     environment = {"SAGEMAKER_BASE_DIR": str(tmp_path / "ml")}
     job = start([*command, "--output-dir", str(folder / "out")], tmp_path, environment)
-    assert job.wait(100.0) == 30, job.output  # as a run failed
+    assert job.wait(300.0) == 30, job.output  # as a run failed
     with (folder / "out" / "runs.csv").open() as file:
         rows = {row["samples"]: row for row in csv.DictReader(file)}
     assert {samples: (row["state"], row["ranks"], row["hosts"]) for samples, row in rows.items()} == {

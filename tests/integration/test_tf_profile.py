@@ -18,7 +18,6 @@ pytestmark = [
     pytest.mark.skipif(
         importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow: pip install 'tensorflow>=2.16'"
     ),
-    pytest.mark.timeout(300),  # up to a minute of training, and the samples after it
 ]
 
 
@@ -28,7 +27,7 @@ def test_plan_from_a_profile_of_fit_adds_data_hosts_that_end_the_wait(
     flags = ["--framework", "tensorflow", "--profile"]
     emulated = ["--emulate-sample-seconds", "0.1", "--emulate-step-seconds", "0.1"]
     job = start_job([DNN], *flags, *emulated, script=SCRIPT, args=["--output", str(tmp_path), "--way", "fit"])
-    assert job.wait(200.0) == 0, job.output
+    assert job.wait(300.0) == 0, job.output
     assert "the training ends now, and writes no checkpoint" in job.output
     assert not (tmp_path / "checkpoint").exists()
     training = load_profile(job.directory / "run").training
@@ -41,7 +40,7 @@ def test_plan_from_a_profile_of_fit_adds_data_hosts_that_end_the_wait(
     speeds = ["--vcpu-speed", "ml.c5.9xlarge=1", "--vcpu-speed", "ml.c5.18xlarge=1"]
     command = ["plan", str(job.directory / "run"), "--price-profile", "seed-2022", "--json", *speeds]
     planned = start([sys.executable, "-m", "hetero.cli", *command], tmp_path, {})
-    assert planned.wait(60.0) == 0, planned.output
+    assert planned.wait(300.0) == 0, planned.output
     plan = json.loads(planned.output)
     assert (plan["reason"], plan["chosen"]["groups"][0]["instance_type"]) == ("data hosts pay", "ml.c5.9xlarge")
     assert plan["chosen"]["step_time"]["value"] == pytest.approx(training.headspace_s.mean, rel=0.15)
@@ -52,7 +51,7 @@ def test_profile_of_a_loop_over_prefetched_batches_tells_waits_from_steps(start:
     arguments = ["--output", str(tmp_path), "--way", "loop", "--cpu-s", "0.004", "--step-s", "0.02"]
     command = [sys.executable, "-m", "hetero.cli", "profile", *flags, str(SCRIPT), "--", *arguments]
     job = start(command, tmp_path, {})
-    assert job.wait(200.0) == 0, job.output
+    assert job.wait(300.0) == 0, job.output
     profile = load_profile(tmp_path / "run")
     training = profile.training
     # One process needs 0.064 s for the 16 samples of a step, and the step itself 0.02 s.

@@ -26,13 +26,13 @@ from tests.support.integration.harness import CHAIN, DNN, Job, StartJob, StartLa
 SCRIPT = CHAIN.with_name("tf_service.py")
 GROUPS = [data(2), "dnn_group=ml.p3.2xlarge:2"]
 LAST_LINE = "has reached its last line"
-WAIT_S = 200.0
+WAIT_S = 400.0
 
 pytestmark = [
     pytest.mark.skipif(
         importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow: pip install 'tensorflow>=2.16'"
     ),
-    pytest.mark.timeout(600),  # every server and every rank imports it
+    pytest.mark.timeout(1200),  # every server and every rank imports it
 ]
 
 

@@ -14,8 +14,6 @@ TOOLS = CHAIN.with_name("tools.py")
 NUM_SAMPLES = 53
 STEPS, SKIPPED = 7, 3
 
-pytestmark = pytest.mark.timeout(300)  # the first test that asks a shared job also waits for it
-
 
 TOOL_NAMES = ("none", "accelerate", "lightning", "trainer", "prepared-trainer")
 Found = dict[str, list[dict[str, Any]]]

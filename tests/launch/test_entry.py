@@ -166,7 +166,7 @@ def test_launcher_says_in_the_failure_file_that_hetero_is_missing(tmp_path: Path
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=100,
     )
     assert done.returncode == 1
     assert "the image has no module hetero" in (tmp_path / "output" / "failure").read_text()
@@ -181,7 +181,7 @@ def test_launcher_in_another_folder_is_hetero_launch(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=100,
     )
     assert done.returncode == 0, done.stderr
     assert "usage: hetero launch" in done.stdout

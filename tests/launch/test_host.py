@@ -97,7 +97,7 @@ def run_host(folder: Path, text: str, *, group: str = "dnn") -> subprocess.Compl
     script.write_text(text)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, str(script), str(folder)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=100)
 
 
 def test_watchdog_watches_until_the_descendants_are_gone(tmp_path: Path) -> None:

@@ -90,6 +90,6 @@ def test_launcher_hands_the_token_of_its_code_to_its_ranks(code_dir: Path) -> No
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=100,
     )
     assert done.stdout.strip() == SECRET, done.stderr

@@ -195,7 +195,7 @@ def test_readers_that_come_at_the_same_time_and_later_find_the_same_endpoints(ho
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(100)
     assert len(found) == 4
     assert len({str(batches) for batches in found.values()}) == 1
     host.read(rows())
@@ -259,7 +259,7 @@ def test_endpoint_that_is_suspended_gets_a_successor_too(host: Host) -> None:
     host.tools.wait_for(lambda: host.lines("builds"))
     os.kill(host.pool.pids[0], signal.SIGSTOP)
     (host.job.path / "go").touch()
-    reader.join(60)
+    reader.join(100)
     assert not reader.is_alive()
     host.tools.wait_for(lambda: len({parent for _, parent in host.lines("samples")}) == 1, 30.0)
     assert host.pool.num_restarts == 0
@@ -275,7 +275,7 @@ def test_endpoints_that_die_and_leave_while_the_data_set_is_built(host: Host) ->
     host.pool.resize(2)
     host.tools.wait_for(lambda: len(host.pool.pids) == 2, 30.0)
     (host.job.path / "go").touch()
-    reader.join(60)
+    reader.join(100)
     assert not reader.is_alive()
     ((builder, _),) = host.lines("builds")
     host.tools.wait_for(lambda: {psutil.Process(pid).ppid() for pid in host.pool.pids} == {builder})
@@ -344,7 +344,7 @@ def test_data_sets_that_are_asked_for_meanwhile_are_built_once_too(host: Host) -
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(100)
     assert 3 <= len(host.lines("builds")) <= 9
     host.read(rows(number=1))
 
@@ -388,7 +388,7 @@ def test_pool_that_stops_during_a_build_does_not_wait_for_it(host: Host) -> None
     assert time.monotonic() - begin_s < 20.0  # it would take 600
     for fleet in host.job.fleets:
         fleet.close()
-    thread.join(30)
+    thread.join(100)
     assert not thread.is_alive()
 
 

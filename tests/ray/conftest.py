@@ -22,6 +22,8 @@ _QUIET = {
     "RAY_AUTH_TOKEN": "7e57" * 16,
     "RAY_prestart_worker_first_driver": "0",
     "RAY_TRAIN_ENABLE_STATE_TRACKING": "0",
+    # Ray's 15 leaves its workers 3 % of a core on which another test computes. They have stood still for minutes.
+    "RAY_worker_niceness": "0",
     "HETERO_PROGRESS_SECONDS": "0.5",
     "HETERO_TIME_SCALE": "0.5",
 }
@@ -32,8 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents and "address" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.integration)
             item.add_marker(pytest.mark.filterwarnings("ignore"))  # Ray's own
-            # Ray gives its dozens of processes niceness 15, so they wait while other tests run beside.
-            item.add_marker(pytest.mark.timeout(1500))
+            item.add_marker(pytest.mark.timeout(1500))  # a training run starts dozens of processes
 
 
 @contextlib.contextmanager

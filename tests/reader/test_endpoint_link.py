@@ -36,7 +36,7 @@ def test_fetches_at_the_same_time_use_a_connection_each_again_and_again(start_en
     together = threading.Barrier(4)
 
     def answer(request: bytes, reply: Reply) -> Any:
-        together.wait(30)
+        together.wait(100)
         return echo(request, reply)
 
     endpoint = start_endpoint(answer)
@@ -118,7 +118,7 @@ def test_endpoint_that_stops_ends_the_link(start_endpoint: Any, link_to: Any, to
     fetch(link)
     if state == "computing":
         join = in_thread(lambda: fetch(link, b"slow"))
-        assert is_computing.wait(60.0)
+        assert is_computing.wait(100.0)
     endpoint.stop()
     if state == "computing":
         assert fault_of(join)[0] is Fault.UNREACHABLE
@@ -171,7 +171,7 @@ def test_request_that_was_never_sent_is_no_loss(start_endpoint: Any, link_to: An
     has_answered = threading.Event()
 
     def answer(request: bytes, reply: Reply) -> Any:
-        assert has_answered.wait(30)
+        assert has_answered.wait(100)
         return echo(request, reply)
 
     endpoint = start_endpoint(answer)
@@ -245,7 +245,7 @@ def test_draining_endpoint_finishes_answers_and_turns_new_requests_away(
     proceed = threading.Event()
 
     def answer(request: bytes, reply: Reply) -> Any:
-        assert request != b"slow" or proceed.wait(30)
+        assert request != b"slow" or proceed.wait(100)
         return echo(request, reply)
 
     endpoint = start_endpoint(answer)
@@ -269,7 +269,7 @@ def test_connections_that_were_idle_for_long_are_closed(
 
     def answer(request: bytes, reply: Reply) -> Any:
         if request == b"together":
-            together.wait(30)
+            together.wait(100)
         return echo(request, reply)
 
     endpoint = start_endpoint(answer)

@@ -60,7 +60,7 @@ def test_answer_that_is_no_message_is_the_endpoints_failure_under_every_protobuf
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=100,
     )
     assert done.returncode == 0, done.stderr
     used, *faults = done.stdout.split()

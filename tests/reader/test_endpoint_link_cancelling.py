@@ -46,11 +46,11 @@ def test_fetch_cancelled_while_the_endpoint_computes_frees_both_sides(
     link = link_to(start_endpoint(answer, transport=NETWORK).record, NETWORK)
     calls: list[Call] = []
     join = in_thread(lambda: fetch(link, b"slow", on_call=calls.append))
-    assert begun.wait(30)
+    assert begun.wait(100)
     calls[0].cancel()
     calls[0].cancel()  # idempotent
     assert fault_of(join)[0] is Fault.CANCELLED
-    assert has_noticed.wait(30)
+    assert has_noticed.wait(100)
     assert fetch(link) == {"request": b"request"}
 
 
@@ -100,7 +100,7 @@ def test_cancel_at_any_time_ends_that_fetch_or_none(start_endpoint: Any, link_to
         begun, spins = threading.Event(), rng.randrange(20_000)
 
         def cancel(begun: threading.Event = begun, calls: list[Call] = calls, spins: int = spins) -> None:
-            begun.wait(30)
+            begun.wait(100)
             for _ in range(spins):
                 pass
             calls[0].cancel()
@@ -125,7 +125,7 @@ def test_late_answer_is_not_taken_for_that_of_the_next_request(start_endpoint: A
 
     def answer(request: bytes, reply: Reply) -> Any:
         if request == b"late":
-            assert proceed.wait(30)
+            assert proceed.wait(100)
         return echo(request, reply)
 
     link = link_to(start_endpoint(answer, transport=NETWORK).record, NETWORK)

@@ -43,7 +43,7 @@ class Calls:
         self.pending[request.position] = end
         if self._is_over:
             end(0)
-        assert ended.wait(60)
+        assert ended.wait(100)
         (outcome,) = found
         if isinstance(outcome, CallFailedError):
             raise outcome

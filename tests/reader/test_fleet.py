@@ -134,7 +134,7 @@ def test_endpoint_that_waits_for_the_first_one_to_answer_is_prepared_once(
     def prepare(connection: EndpointConnection, _: DatasetSpec, **__: Any) -> Description:
         prepared.append(connection.record.endpoint_id)
         if connection.record.endpoint_id == "algo-1/0":
-            assert proceed.wait(60)
+            assert proceed.wait(100)
         return description
 
     monkeypatch.setattr(EndpointConnection, "prepare", prepare)

@@ -195,7 +195,7 @@ def test_endpoint_with_as_much_to_do_gets_no_hedge_and_its_answer_wakes_the_cons
     stage.pending(1)[0].answer()
     _, hedge = stage.pending(0, 2)
     hedge.answer()
-    consumer.join(60)
+    consumer.join(100)
     assert found[0]["from"] == hedge.connection.record.endpoint_id
 
 
@@ -386,7 +386,7 @@ def test_batch_that_holds_up_the_others_stretches_the_window_and_order_is_kept(s
     stage.pending(0)[0].answer()
     for position in range(8 * size, len(wanted)):
         stage.pending(position)[0].answer()
-    consumer.join(60)
+    consumer.join(100)
     assert [batch["index"].tolist() for batch in found] == [request.work.indices.tolist() for request in wanted]
     stage.settled(reader)
     assert reader._window._held_bytes == 0
@@ -415,5 +415,5 @@ def test_stretched_window_keeps_to_its_bytes(
     tools.wait_for(lambda: reader._window._num_added > num_batches)
     assert [call.request.position for call in stage.calls if not call._ended.is_set()] == [0]
     stage.pending(0)[0].answer()
-    consumer.join(60)
+    consumer.join(100)
     stage.pending(num_batches)

@@ -286,7 +286,7 @@ def test_reader_is_closed_by_another_thread_while_its_consumer_waits(job: Any, t
         threading.Thread(target=consume, daemon=True).start()
         tools.wait_for(lambda: own(reader)._is_waiting)
         reader.close()
-        assert ended.wait(30.0)
+        assert ended.wait(100.0)
     finally:
         os.kill(pid, signal.SIGCONT)
     assert outstanding(reader) == 0
@@ -319,7 +319,7 @@ def test_news_for_the_consumer_end_its_waiting(job: Any, tools: Any) -> None:
             tools.wait_for(lambda before=before: num_waits > before and own(reader)._is_waiting)
     finally:
         os.kill(pid, signal.SIGCONT)
-    consumer.join(30.0)
+    consumer.join(100.0)
     assert not consumer.is_alive()
 
 

@@ -38,7 +38,7 @@ class Desk:
         return LATER
 
     def take(self) -> Reply:
-        return self.replies.get(timeout=30.0)
+        return self.replies.get(timeout=100.0)
 
 
 @pytest.fixture
@@ -251,7 +251,7 @@ def test_request_that_the_kernel_does_not_take_at_once_is_left_to_another_fetch(
     serve = endpoint.delivery._converse
 
     def slow(connection: Any) -> None:
-        assert busy.wait(30.0)  # no thread reads meanwhile
+        assert busy.wait(100.0)  # no thread reads meanwhile
         serve(connection)
 
     endpoint.delivery._converse = slow

@@ -68,8 +68,8 @@ def test_calls_of_two_threads_do_not_change_each_others_client(
     one, two = ModelTrainer(*entered, seen.append), ModelTrainer(*reversed(entered), seen.append)
     thread = threading.Thread(target=_record, args=(one,))
     thread.start()
-    assert entered[0].wait(10)
+    assert entered[0].wait(300)
     second(two)
-    thread.join(10)
+    thread.join(100)
     assert seen == [(OFFLINE, False), (expected, True)]  # the second call began after the end of the first one
     assert _Singleton._instances == {SageMakerClient: USERS}

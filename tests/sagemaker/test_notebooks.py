@@ -49,7 +49,7 @@ def test_submission_is_guarded(path: Path) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(800)
 @pytest.mark.parametrize(
     "path", [pytest.param(path, id=path.stem, marks=[pytest.mark.long] * (path != NOTEBOOKS[0])) for path in NOTEBOOKS]
 )

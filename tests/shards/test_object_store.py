@@ -27,7 +27,7 @@ boto3 = pytest.importorskip("boto3")
 from hetero.torch import DataLoader  # noqa: E402
 from tests.support.torch.endpoints import ServedJob, imported_script  # noqa: E402
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.filterwarnings("ignore::ResourceWarning")]  # of s3fs
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # of s3fs
 NUM_SHARDS, NUM_ROWS, ROW_BYTES = 4, 60, 100_000
 DELAY_S = 0.03
 SERVER = """

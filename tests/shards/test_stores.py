@@ -99,7 +99,7 @@ def test_wait_for_a_shard_is_told_from_computing_and_measured_again_without_its_
     assert all(0.015 < wait_s < 0.2 for wait_s in waits_s.values())
     wait_s, num_bytes = rows.hetero_read_cold(60.0)
     size = sum(path.stat().st_size for path in (tmp_path / "data").glob("shard*"))
-    assert 0.8 < wait_s / (3 * 0.02 / 100) < 3
+    assert 0.3 < wait_s / (3 * 0.02 / 100) < 10  # what waits for a CPU is not told exactly
     assert num_bytes == pytest.approx(size / 100)
 
 

@@ -41,7 +41,7 @@ def test_launcher_that_cannot_be_killed_is_named_and_not_waited_for(tmp_path: Pa
         assert process.stdout is not None
         pid = int(process.stdout.readline())
         try:
-            output = process.communicate(timeout=30.0)[0]
+            output = process.communicate(timeout=100.0)[0]
         finally:
             os.kill(pid, signal.SIGKILL)
             process.kill()

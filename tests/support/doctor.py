@@ -14,7 +14,7 @@ from hetero.config import LaunchOptions
 from hetero.doctor import Diagnosis, Level, Snapshot, take_snapshot
 
 DOCTOR = [sys.executable, "-m", "hetero.cli", "doctor", "--json"]
-TIMEOUT_S = 60.0
+TIMEOUT_S = 300.0
 
 
 def write_cluster(folder: Path, addresses: Mapping[str, str], *, kind: str = "ml.p3.2xlarge") -> dict[str, str]:

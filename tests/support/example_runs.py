@@ -64,7 +64,7 @@ class ExampleRuns:
 
     def _run(self, *arguments: str) -> list[str]:
         with self._start(*arguments) as process:
-            output, _ = process.communicate(timeout=60)
+            output, _ = process.communicate(timeout=300)
         assert process.returncode == 0, output
         return _LINE.findall(output)
 

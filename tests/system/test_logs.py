@@ -225,5 +225,5 @@ logging.getLogger("of.the.script").info("of the script")
 )
 def test_logging_of_a_script_is_its_own_and_no_line_comes_twice(arguments: list[str], expected: list[str]) -> None:
     command = [sys.executable, "-c", SCRIPT, *arguments]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    process = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
     assert process.stderr.splitlines() == expected

@@ -141,10 +141,10 @@ def test_signal_waiter_reports_signals_and_restores() -> None:
     with SignalWaiter((signal.SIGUSR2,)) as signals:
         assert signals.wait(0.0) == set()
         os.kill(os.getpid(), signal.SIGUSR2)
-        assert signals.wait(30.0) == {signal.SIGUSR2}
+        assert signals.wait(100.0) == {signal.SIGUSR2}
         read_end, write_end = os.pipe()
         os.write(write_end, b"x")
-        assert signals.wait(30.0, descriptors=(read_end,)) == set()
+        assert signals.wait(100.0, descriptors=(read_end,)) == set()
         os.close(read_end)
         os.close(write_end)
     assert signal.getsignal(signal.SIGUSR2) is before
@@ -251,7 +251,7 @@ def test_end_descendants_names_what_cannot_be_killed_and_goes_on(way: str) -> No
         assert process.stdout is not None
         pid = int(process.stdout.readline())
         try:
-            output = process.communicate(timeout=20.0)[0]
+            output = process.communicate(timeout=100.0)[0]
         finally:
             os.kill(pid, signal.SIGKILL)
             process.kill()
@@ -267,4 +267,4 @@ def test_process_that_is_forked_while_signals_are_waited_for_has_the_default_act
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
         assert waiter.wait(0.0) == set()  # the signal was for another process
         os.kill(os.getpid(), signal.SIGTERM)
-        assert waiter.wait(5.0) == {signal.SIGTERM}
+        assert waiter.wait(100.0) == {signal.SIGTERM}

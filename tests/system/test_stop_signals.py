@@ -70,7 +70,7 @@ def test_shielded_rank_survives_the_first_request_and_what_it_starts_does_not(la
         assert say(process) == f"{-signal.SIGTERM} {-signal.SIGTERM}"
         assert process.poll() is None
         process.send_signal(last)
-        assert process.wait(10) == -last
+        assert process.wait(100) == -last
     finally:
         close(process)
 
@@ -80,7 +80,7 @@ def test_other_ranks_end() -> None:
     try:
         assert hear(process) == "ready"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == -signal.SIGTERM
+        assert process.wait(100) == -signal.SIGTERM
     finally:
         close(process)
 

@@ -421,7 +421,7 @@ def test_end_of_a_pass_waits_for_no_lock() -> None:
     with feed.passes.hold():  # meanwhile the collector drops an iterator, and TensorFlow ends its pass elsewhere
         ending = threading.Thread(target=left.close, daemon=True)
         ending.start()
-        ending.join(30.0)
+        ending.join(100.0)
         assert not ending.is_alive()
     assert feed.num_living_readers() == 0
     assert feed.place() == (0, 0)

@@ -18,7 +18,6 @@ from hetero.errors import ConfigError  # noqa: E402
 from tests.support.torch.endpoints import imported_script  # noqa: E402
 from tests.tf.conftest import StoppingJob  # noqa: E402
 
-pytestmark = pytest.mark.timeout(120)
 SCRIPT = """
     import hetero
     import numpy as np

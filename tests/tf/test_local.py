@@ -78,7 +78,7 @@ def test_own_processes_yield_the_same_batches_also_if_one_is_killed(
     with endpoints.fleet.lock:  # in whose midst the collector drops an iterator, and TensorFlow ends its pass elsewhere
         ending = threading.Thread(target=left.close, daemon=True)
         ending.start()
-        ending.join(30.0)
+        ending.join(100.0)
         assert not ending.is_alive()
     deadline_s = time.monotonic() + 30.0
     while killed in endpoints._pool.pids or len(endpoints._pool.pids) < 2:  # it is started again, for the next pass

@@ -22,7 +22,7 @@ from hetero.datasets import build  # noqa: E402
 from hetero.errors import ConfigError, DatasetError  # noqa: E402
 from hetero.loaders.sampling import BuiltInOrder, Shard  # noqa: E402
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 SCRIPT = """
     import random

@@ -36,7 +36,7 @@ from tests.torch.differential_script import COLLATE, ERRORS, REGISTERED, compose
 _MAX_STEPS = 60
 """More than any pass has: a trace ends where a loader raises without end."""
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 Trace = list[tuple[str, Any]]
 """What passes did: ``("len", n)``, ``("batch", batch)``, ``("raise", exception)``, ``("end", None)``, and

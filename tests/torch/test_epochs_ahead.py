@@ -259,7 +259,7 @@ if __name__ == "__main__":
 def test_process_with_kept_workers_ends(tmp_path: Path) -> None:
     script = tmp_path / "exits.py"
     script.write_text(EXITS)
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout == "done\n"
     assert done.stderr == ""
 

@@ -163,6 +163,6 @@ def test_seeds_are_compared_through_the_process_group(tmp_path: Path) -> None:
         )
         for rank in range(2)
     ]
-    found = sorted(rank.communicate(timeout=120)[0].splitlines() for rank in ranks)
+    found = sorted(rank.communicate(timeout=300)[0].splitlines() for rank in ranks)
     assert found[0][0] == found[1][0] == "batch"
     assert sum("DatasetMismatchError loader list: its seed is" in line for lines in found for line in lines) == 1

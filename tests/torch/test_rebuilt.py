@@ -54,7 +54,7 @@ def test_loader_rebuilt_by_tools_yields_the_same(world_size: int, tools: list[st
             subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         )
     try:
-        outputs = [process.communicate(timeout=100)[0] for process in ranks]
+        outputs = [process.communicate(timeout=300)[0] for process in ranks]
     finally:
         for process in ranks:
             process.kill()

@@ -342,7 +342,7 @@ class Waiting(torch.utils.data.Dataset[int]):
         return 2
 
     def __getitem__(self, index: int) -> int:
-        assert self.event.wait(60.0)
+        assert self.event.wait(300.0)
         return index
 
 

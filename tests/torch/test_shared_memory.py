@@ -141,7 +141,7 @@ def test_batches_in_a_real_file_system_of_one_mebibyte(tmp_path: Path) -> None:
     mount = 'mount -t tmpfs -o size=1m none /dev/shm && exec "$@"'
     command = ["unshare", "-m", "bash", "-c", mount, "-", sys.executable, str(script)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
     if done.returncode and "unshare" in done.stderr:
         pytest.skip("needs a mount namespace: root")
     lines = done.stdout.splitlines()

@@ -134,7 +134,7 @@ def test_stop_callbacks_run_although_workers_get_the_signal_or_are_lost(
             process.stdin.flush()
             assert process.stdout.readline() == f"{number}\n"
         process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate("\n", timeout=60)
+    output, _ = process.communicate("\n", timeout=300)
     assert (output, process.returncode) == ("saved\n", 143)
 
 
@@ -145,5 +145,5 @@ def test_process_ends_although_workers_are_alive_at_its_exit(
     start: Callable[[str, str], subprocess.Popen[str]], case: str, words: str, status: int
 ) -> None:
     process = start(ALIVE, case)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=300)
     assert (output, errors, process.returncode) == (f"4 tensor([0]) tensor([0])\n{words}", "", status)

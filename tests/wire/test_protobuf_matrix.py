@@ -91,7 +91,7 @@ print(google.protobuf.__version__, api_implementation.Type())
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("implementation", ["upb", "python"])
 @pytest.mark.parametrize(
     ("requirement", "version"),
@@ -120,7 +120,7 @@ def test_messages_round_trip_under_protobuf(
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=100,
     )
     assert done.returncode == 0, done.stderr
     found, used = done.stdout.split()

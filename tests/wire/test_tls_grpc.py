@@ -34,7 +34,7 @@ def grpc_server(server_tls: Tls | None) -> Iterator[int]:
 
 def call(port: int, client_tls: Tls | None, name: str = "algo-1") -> bytes:
     with channels.open_channel(f"127.0.0.1:{port}", name=name, tls=client_tls) as channel:
-        answer: bytes = channel.unary_unary("/test.T/Echo")(b"hello", timeout=20)
+        answer: bytes = channel.unary_unary("/test.T/Echo")(b"hello", timeout=100)
         return answer
 
 

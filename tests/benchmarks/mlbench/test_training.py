@@ -76,7 +76,7 @@ def train(task: str, data: Path, num_workers: int, *options: str) -> tuple[dict[
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=300,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(MLBENCH.parents[1])},
     )
     output = done.stdout + done.stderr

@@ -212,8 +212,8 @@ def test_other_runs_end_normally_if_one_fails(data: Path, tmp_path: Path) -> Non
         max_parallel = 2
 
         def execute(self, run: PlannedRun, folder: Path) -> RunResult:
-            both_run.wait(30)
-            if run.groups == LARGE.groups and not is_recorded.wait(30):
+            both_run.wait(300)
+            if run.groups == LARGE.groups and not is_recorded.wait(300):
                 raise AssertionError("the failure was not recorded")
             return super().execute(run, folder)
 
@@ -273,7 +273,7 @@ def test_budget_stops_the_other_runs_after_one_failed(data: Path, tmp_path: Path
 
         def execute(self, run: PlannedRun, folder: Path) -> RunResult:
             if run.groups == LARGE.groups:
-                were_stopped.append(self.stopped.wait(10))
+                were_stopped.append(self.stopped.wait(300))
             return super().execute(run, folder)
 
         def stop(self) -> None:
@@ -297,7 +297,7 @@ def test_second_run_that_fails_meanwhile_is_recorded_as_failed(data: Path, tmp_p
         max_parallel = 2
 
         def execute(self, run: PlannedRun, folder: Path) -> RunResult:
-            both_run.wait(30)
+            both_run.wait(300)
             return super().execute(run, folder)
 
     runs = planned_runs(data, SMALL, LARGE)

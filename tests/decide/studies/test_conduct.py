@@ -152,7 +152,7 @@ def test_running_run_is_stopped_when_the_budget_is_passed(tmp_path: Path) -> Non
     executor = PretendExecutor(hourly_usd=3600.0, wall_s=0.5)
 
     def lasts(run: PlannedRun) -> RunResult:
-        assert executor.stopped.wait(60.0)
+        assert executor.stopped.wait(300.0)
         return result_of(run, wall_s=0.5, usd=0.5, state="failed", exit_code=143, cause="stopped")
 
     executor._before = lasts
@@ -189,7 +189,7 @@ def test_at_most_so_many_runs_execute_at_once(tmp_path: Path) -> None:
         with lock:
             running.append(1)
             most.append(len(running))
-        both.wait(60.0)  # two runs meet here, so both execute
+        both.wait(300.0)  # two runs meet here, so both execute
         with lock:
             running.pop()
 
@@ -205,7 +205,7 @@ def test_runs_beside_one_that_cannot_be_executed_end_normally(tmp_path: Path) ->
         if run.run_id.startswith("000"):
             is_logged.set()
             raise ConfigError("its job is lost")
-        assert is_logged.wait(60.0)
+        assert is_logged.wait(300.0)
         assert not executor.stopped.wait(0.1)
 
     runs = small_runs(3)
@@ -230,7 +230,7 @@ def test_interrupt_stops_the_run_and_is_recorded(tmp_path: Path) -> None:
     executor = PretendExecutor()
 
     def ends_when_stopped(run: PlannedRun) -> RunResult:
-        assert executor.stopped.wait(60.0)
+        assert executor.stopped.wait(300.0)
         return result_of(run, state="failed", exit_code=143)
 
     def interrupts(progress: Progress) -> None:
@@ -387,7 +387,7 @@ def test_run_that_takes_longer_than_expected_counts_with_its_elapsed_time(tmp_pa
             return 100.0
 
     executor = Two(max_parallel=2, wall_s=1.0)
-    executor._before = lambda run: None if executor.stopped.wait(60.0) else pytest.fail("it was not stopped")
+    executor._before = lambda run: None if executor.stopped.wait(300.0) else pytest.fail("it was not stopped")
     budget = Budget(hours=100 / 3600)
     with pytest.raises(BudgetError, match="the budget of 0.0277778 h"):
         conduct(runs, executor, tmp_path, budget=budget, expected_s={run.run_id: 1.0 for run in runs})

@@ -158,7 +158,7 @@ def test_stopped_run_ends_and_later_ones_end_at_once(run: PlannedRun, tmp_path: 
     thread = threading.Thread(target=lambda: results.append(executor.execute(run, tmp_path)))
     thread.start()
     executor.stop()
-    thread.join(60.0)
+    thread.join(100.0)
     assert [(result.state, result.exit_code) for result in results] == [("failed", 143)]
     assert executor.execute(run, tmp_path).exit_code == 143
 

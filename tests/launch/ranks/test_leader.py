@@ -97,7 +97,7 @@ def test_followers_end_with_the_exit_code_of_their_leader(name: str, start: Star
     with LocalLeader(place(), f"\0{name}") as leader:
         leader.finish(30)  # also if they come only now
         assert leader.ranks == {0: 4, 1: 5, 2: 6}
-    assert [follower.wait(30.0) for follower in followers] == [30, 30]
+    assert [follower.wait(100.0) for follower in followers] == [30, 30]
 
 
 def test_leader_that_does_not_end_is_killed_with_the_reason_in_the_log(name: str) -> None:
@@ -115,7 +115,7 @@ def test_leader_that_does_not_end_is_killed_with_the_reason_in_the_log(name: str
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as follower:
             wait_for(leader, lambda: 1 in leader.ranks)
             leader._connections[1].write({"exit": 3})
-            _, log = follower.communicate(timeout=30.0)
+            _, log = follower.communicate(timeout=100.0)
     assert follower.returncode == 3
     assert "has not ended within 0.2 s of its last message and is killed now" in log
 
@@ -131,7 +131,7 @@ def test_follower_starts_a_rank_with_what_it_alone_was_told_and_says_how_it_ende
         wait_for(leader, lambda: len(leader.ended) == 2)
         assert leader.ended == {1: 7, 2: 7}
         leader.finish(0)
-    assert [follower.wait(30.0) for follower in followers] == [0, 0]
+    assert [follower.wait(100.0) for follower in followers] == [0, 0]
     assert [(tmp_path / str(n)).read_text() for n in (1, 2)] == ["yes5", "yes6"]
 
 
@@ -147,7 +147,7 @@ def test_rank_is_killed_with_what_it_started(name: str, start: StartFollower) ->
         wait_for(leader, lambda: bool(leader.ended))
         assert leader.ended == {1: -signal.SIGKILL}
         leader.finish(30)
-    assert follower.wait(30.0) == 30
+    assert follower.wait(100.0) == 30
     assert not Path(f"/proc/{grandchild}").exists()
 
 
@@ -168,7 +168,7 @@ def test_followers_end_when_their_leader_is_killed_and_so_do_their_ranks(name: s
     assert says(leader) == "leads"
     ranks = [int(says(follower)) for follower in followers]
     leader.kill()
-    assert [follower.wait(30.0) for follower in followers] == [99, 99]
+    assert [follower.wait(100.0) for follower in followers] == [99, 99]
     assert [rank for rank in ranks if Path(f"/proc/{rank}").exists()] == []
 
 
@@ -181,7 +181,7 @@ def test_follower_does_not_take_what_an_earlier_run_has_left(name: str, start: S
         wait_for(leader, lambda: leader.is_complete)
         assert follower.poll() is None
         leader.finish(0)
-    assert follower.wait(30.0) == 0
+    assert follower.wait(100.0) == 0
 
 
 def test_request_to_stop_ends_a_follower_only_if_nobody_leads(name: str, start: StartFollower) -> None:
@@ -189,13 +189,13 @@ def test_request_to_stop_ends_a_follower_only_if_nobody_leads(name: str, start: 
     assert says(alone) == "follows"
     wait_for_handler(alone.pid)
     alone.terminate()
-    assert alone.wait(30.0) == 128 + signal.SIGTERM
+    assert alone.wait(100.0) == 128 + signal.SIGTERM
     with LocalLeader(place(num_local=2), f"\0{name}") as leader:
         follower = start(FOLLOW, "1")
         wait_for(leader, lambda: leader.is_complete)
         follower.terminate()
         leader.finish(143)
-        assert follower.wait(30.0) == 143
+        assert follower.wait(100.0) == 143
 
 
 @pytest.fixture
@@ -244,11 +244,11 @@ def test_what_a_leader_said_last_is_read_by_a_follower_that_finds_it_gone() -> N
     there.sendall(b'{"exit": 30}\n')
     there.close()
     lines.write({"stop": True})
-    lines.wait(30.0)
+    lines.wait(100.0)
     assert lines.read() == [{"exit": 30}]
     assert lines.is_closed
     lines.close()
-    lines.wait(30.0)  # not for anything that could come
+    lines.wait(100.0)  # not for anything that could come
     assert lines.read() == []
 
 
@@ -265,7 +265,7 @@ def test_follower_does_not_wait_without_end_where_others_stand_in_the_queue(name
         assert says(follower) == "follows"
         wait_for_handler(follower.pid)
         follower.terminate()
-        assert follower.wait(30.0) == 128 + signal.SIGTERM
+        assert follower.wait(100.0) == 128 + signal.SIGTERM
 
 
 def wait_for_handler(pid: int) -> None:

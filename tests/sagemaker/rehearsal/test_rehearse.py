@@ -110,7 +110,6 @@ def test_job_runs_from_the_estimator_on_three_hosts(
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(240)  # half a minute of training
 def test_hyperparameter_before_prepare_makes_a_profile_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # Emulated, because hosts measure their samples on every CPU, for many seconds.
     emulated = {"emulate_sample_s": 0.001, "emulate_step_s": 0.02}

@@ -70,7 +70,7 @@ class Server:
         """Call a method as if it were of some arity. Raises `grpc.RpcError`."""
         stub = getattr(self._channel, arity)(method, None, None)
         given = iter([request]) if arity.startswith("stream") else request
-        reply = stub(given, metadata=metadata, timeout=20)
+        reply = stub(given, metadata=metadata, timeout=100)
         return next(reply) if arity.endswith("stream") else reply
 
     def refusal(self, method: str, metadata: Any, **options: Any) -> tuple[grpc.StatusCode, str]:

@@ -49,7 +49,7 @@ def in_thread(work: Callable[[], object]) -> Callable[[], Any]:
     thread.start()
 
     def join() -> Any:
-        thread.join(30)
+        thread.join(100)
         (outcome,) = found
         if isinstance(outcome, BaseException):
             raise outcome

@@ -45,7 +45,7 @@ class Call:
         self.end(CallFailedError(Fault.CANCELLED, "by the reader"))
 
     def result(self) -> Fetched:
-        assert self._ended.wait(60)
+        assert self._ended.wait(100)
         assert self._outcome is not None
         if isinstance(self._outcome, Exception):
             raise self._outcome

@@ -73,7 +73,7 @@ class Hosts:
         for each in left:
             with contextlib.suppress(psutil.Error):
                 each.kill()
-        psutil.wait_procs(left, timeout=10.0)
+        psutil.wait_procs(left, timeout=300.0)
 
     # Launchers
 

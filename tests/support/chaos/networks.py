@@ -148,7 +148,7 @@ class ProxiedNetwork(Network):
 
     def close(self) -> None:
         self._closing.set()
-        self._watcher.join(10.0)
+        self._watcher.join(100.0)
         self._chaos.__exit__()
         self._lock_socket.close()
 
@@ -292,7 +292,7 @@ class NamespaceNetwork(Network):
 
     def _run(self, host: str, line: str) -> None:
         command = ["nsenter", "-t", str(self._holders[host].pid), "-n", "--", "bash", "-ec", line]
-        subprocess.run(command, check=True, capture_output=True, timeout=30)
+        subprocess.run(command, check=True, capture_output=True, timeout=300)
 
 
 def _lock_block() -> tuple[int, socket.socket]:

@@ -43,7 +43,7 @@ class Names:
 
     def __call__(self, name: str) -> str:
         self.asked.set()
-        self.answers.wait(60.0)
+        self.answers.wait(100.0)
         if self.is_down or name not in self.ports:
             raise ClusterError(f"name resolution (DNS) of host {name!r} failed")
         return f"127.0.0.1:{self.ports[name]}"

@@ -100,7 +100,7 @@ class Job:
         else:
             self.process.send_signal(signal.SIGINT)
 
-    def wait(self, timeout_s: float = 100.0) -> int:
+    def wait(self, timeout_s: float = 300.0) -> int:
         """Wait for the end and what was printed before it. Return the exit code."""
         try:
             code = self.process.wait(timeout_s)

@@ -25,7 +25,7 @@ NUM_GPUS = 2
 _DEVICES = ("/dev/null", "/dev/zero")
 """Files that Slurm takes for GPUs."""
 _PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "scancel", "sacct")
-_START_S = 30.0
+_START_S = 100.0
 _PORT = 17900
 _ADDRESS = "198.18.0.1/32"
 """An address of benchmarks, which is not a loopback address."""
@@ -89,7 +89,7 @@ class SlurmCluster:
                     os.killpg(process.pid, signal.SIGTERM)
             for process in reversed(self._processes):
                 try:
-                    process.wait(10)
+                    process.wait(300)
                 except subprocess.TimeoutExpired:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()

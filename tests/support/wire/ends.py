@@ -50,5 +50,5 @@ def opened(kind: str) -> Iterator[tuple[Connection, Connection]]:
         listener = stack.enter_context(contextlib.closing(transport.listen("127.0.0.1")))
         accepted = stack.enter_context(ThreadPoolExecutor(1)).submit(accept, listener)
         first = stack.enter_context(contextlib.closing(connect("127.0.0.1", listener.port)))
-        second = stack.enter_context(contextlib.closing(accepted.result(30)))
+        second = stack.enter_context(contextlib.closing(accepted.result(100)))
         yield first, second

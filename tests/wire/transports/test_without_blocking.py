@@ -57,7 +57,7 @@ def test_messages_and_payload_arrive_as_they_were_sent(pair: tuple[Connection, C
         assert receive(receiver, size) == DATA[:size]
         assert not receiver.has_leftover
         if thread is not None:
-            thread.join(30.0)
+            thread.join(100.0)
     sender.send(b"and as ever")
     assert receiver.receive_message(100) == b"and as ever"
 
@@ -71,7 +71,7 @@ def test_rest_is_sent_when_the_other_side_reads(pair: tuple[Connection, Connecti
     assert receiver.receive_message(100) == b"message"
     room = memoryview(bytearray(2 * len(DATA)))
     receiver.receive_into(room)
-    thread.join(30.0)
+    thread.join(100.0)
     assert not thread.is_alive()
     assert room[: len(DATA)] == DATA == room[len(DATA) :]
 
@@ -121,7 +121,7 @@ def test_messages_that_arrive_in_pieces_of_any_size_are_as_they_were_sent(pair: 
     for size in sizes:
         assert receive_message(receiver) == DATA[:size]
         assert receive(receiver, size // 2) == DATA[: size // 2]
-    thread.join(30.0)
+    thread.join(100.0)
 
 
 def test_message_that_is_too_long_is_rejected_before_it_is_allocated(pair: tuple[Connection, Connection]) -> None:
@@ -183,7 +183,7 @@ def test_both_sides_of_a_session_are_used_at_the_same_time() -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30.0)
+            thread.join(100.0)
         assert found == [[b"%d" % number for number in range(count)]] * 2
 
 
