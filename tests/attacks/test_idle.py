@@ -80,7 +80,7 @@ def test_idle_connections_are_closed_and_readers_served_meanwhile(endpoint: Serv
         # Few threads refuse calls. No connection has a separate one.
         assert threading.active_count() - threads <= 16
         # Peers that answer gRPC's pings make no calls, and are closed for that. The others answer none.
-        wait_for(lambda: not peers.living(), 60.0)
+        wait_for(lambda: not peers.living())
         assert is_served(endpoint)
         assert num_descriptors() - before <= NUM + 64
     wait_for(lambda: num_descriptors() - before <= 16)
@@ -146,5 +146,5 @@ def test_session_token_holders_that_never_read_are_bounded_and_others_are_told_t
         wait_for(lambda: served._num_busy == min(greedy, served._max_requests))
         assert served._num_connections <= greedy
         assert threading.active_count() - threads <= greedy + 16
-        wait_for(lambda: set(peers.living()) <= {KINDS[-1]}, 60.0)
+        wait_for(lambda: set(peers.living()) <= {KINDS[-1]})
     wait_for(lambda: served._num_connections == 0)

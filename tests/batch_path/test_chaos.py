@@ -101,7 +101,7 @@ class Consumer:
         except BaseException as error:  # noqa: BLE001 - raised by join
             self._error = error
 
-    def join(self, timeout_s: float = 60.0) -> list[Any]:
+    def join(self, timeout_s: float = 300.0) -> list[Any]:
         self._thread.join(timeout_s)
         assert not self._thread.is_alive(), "the reader hangs"
         if self._error is not None:

@@ -313,7 +313,7 @@ def test_endpoint_that_is_stopped_for_good_is_done_without(
         stopped_s = time.monotonic()
         os.kill(first.pids[0], signal.SIGSTOP)
         rest = in_thread(lambda: list(reader))
-        tools.wait_for(lambda: fleet.stats.endpoint_losses, 30.0)  # twice the time that is promised
+        tools.wait_for(lambda: fleet.stats.endpoint_losses)
         detection_s = time.monotonic() - stopped_s
         batches += rest()
     measured("detection_s", detection_s)

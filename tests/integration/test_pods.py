@@ -245,7 +245,7 @@ class Controller:
             time.sleep(0.1)
         raise AssertionError("\n".join(pod.log for pod in self.all_pods))
 
-    def wait_until(self, pod: Pod, text: str, timeout_s: float = 60.0, *, begin: int = 0) -> None:
+    def wait_until(self, pod: Pod, text: str, timeout_s: float = 300.0, *, begin: int = 0) -> None:
         """Wait until a pod has logged a text, after a number of characters."""
         deadline_s = time.monotonic() + timeout_s
         while text not in pod.log[begin:]:

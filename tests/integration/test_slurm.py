@@ -80,7 +80,7 @@ def processes_of(folder: Path) -> list[psutil.Process]:
     return found
 
 
-def wait_until(condition: object, what: str, timeout_s: float = 60.0) -> None:
+def wait_until(condition: object, what: str, timeout_s: float = 300.0) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < deadline_s, what
@@ -88,7 +88,7 @@ def wait_until(condition: object, what: str, timeout_s: float = 60.0) -> None:
 
 
 def check_nothing_is_left(folder: Path) -> None:
-    wait_until(lambda: not processes_of(folder), f"processes are left: {processes_of(folder)}", 20.0)
+    wait_until(lambda: not processes_of(folder), f"processes are left: {processes_of(folder)}", 300.0)
     assert not list(folder.glob(".hetero-token*"))
 
 

@@ -261,7 +261,7 @@ def test_endpoint_that_is_suspended_gets_a_successor_too(host: Host) -> None:
     (host.job.path / "go").touch()
     reader.join(100)
     assert not reader.is_alive()
-    host.tools.wait_for(lambda: len({parent for _, parent in host.lines("samples")}) == 1, 30.0)
+    host.tools.wait_for(lambda: len({parent for _, parent in host.lines("samples")}) == 1)
     assert host.pool.num_restarts == 0
 
 
@@ -273,7 +273,7 @@ def test_endpoints_that_die_and_leave_while_the_data_set_is_built(host: Host) ->
     os.kill(victim, signal.SIGKILL)
     host.tools.wait_for(lambda: len(host.pool.pids) == 3 and victim not in host.pool.pids)
     host.pool.resize(2)
-    host.tools.wait_for(lambda: len(host.pool.pids) == 2, 30.0)
+    host.tools.wait_for(lambda: len(host.pool.pids) == 2)
     (host.job.path / "go").touch()
     reader.join(100)
     assert not reader.is_alive()
@@ -400,7 +400,7 @@ def _read_in_vain(host: Host, spec: DatasetSpec) -> None:
 def test_endpoint_that_is_no_longer_wanted_ends_and_comes_back(host: Host) -> None:
     host.read(rows())
     host.pool.resize(1)
-    host.tools.wait_for(lambda: len(host.pool.pids) == 1, 30.0)
+    host.tools.wait_for(lambda: len(host.pool.pids) == 1)
     host.pool.resize(3)
     host.tools.wait_for(lambda: len(host.pool.records) == 3)
     host.read(rows())

@@ -74,7 +74,7 @@ def test_suspended_endpoint_is_left_alone_and_works_on(job: Any, tools: Any, cap
     os.kill(pid, signal.SIGSTOP)
     try:
         tools.wait_for(lambda: is_suspended(pid))
-        tools.wait_for(lambda: "is suspended" in caplog.text, 30.0)
+        tools.wait_for(lambda: "is suspended" in caplog.text)
     finally:
         os.kill(pid, signal.SIGCONT)
     wanted = tools.requests(tools.spec())

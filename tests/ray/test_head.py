@@ -120,7 +120,7 @@ def test_lost_head_ends_the_job_with_its_cause_and_leaves_nothing(own_cluster: A
         driver.check_nothing_is_left(tmp_path)
         assert (tmp_path / "out" / "stopped-0").is_file()  # the stop callback has run
         actors = [process for process in of_others if "JobHost" in name_of(process)]
-        wait_until(lambda: not any(process.is_running() for process in actors), "actors are left", timeout_s=30)
+        wait_until(lambda: not any(process.is_running() for process in actors), "actors are left", timeout_s=300.0)
     finally:
         kill(of_others)
 

@@ -52,7 +52,7 @@ def test_script_that_fails_on_data_hosts_fails_the_service_with_its_traceback(cl
     script = tmp_path / "broken.py"
     script.write_text("raise ValueError('no such folder')\n")
     with DataService(str(script)) as service, pytest.raises(DataPlaneError) as caught:
-        service.wait_serving(timeout_s=30)
+        service.wait_serving(timeout_s=300.0)
     assert "the data service has failed: data host data-0 exited with 30" in str(caught.value)
     assert "no such folder" in str(caught.value)
 
@@ -84,7 +84,7 @@ def test_number_of_data_hosts_follows_the_demand_of_a_resumed_run_until_shutdown
     with DataService(str(SCRIPT), num_hosts=1, max_hosts=2, label_selector=DATA) as own:
         training = train(own, resumed)
         training.wait_step(1)
-        own.wait_serving(2, timeout_s=60)
+        own.wait_serving(2, timeout_s=300.0)
         (training.folder / "slow").touch()
         wait_until(lambda: own.serving() == ["data-0"], "a data host leaves")
         training.wait_step(training.steps() + 3)
@@ -95,7 +95,7 @@ def test_number_of_data_hosts_follows_the_demand_of_a_resumed_run_until_shutdown
     check_batches(training.folder, config, first=40)
     own.shutdown()  # idempotent
     check_ended(processes)
-    wait_until(lambda: cluster.available_resources()["CPU"] == free, "CPUs are left", timeout_s=10)
+    wait_until(lambda: cluster.available_resources()["CPU"] == free, "CPUs are left", timeout_s=300.0)
     with pytest.raises(DataPlaneError, match="the data service was shut down"):
         own.serving()
 

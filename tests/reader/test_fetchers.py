@@ -142,14 +142,14 @@ def test_no_request_that_has_room_is_forgotten_while_fetchers_wait(
     window = reader._window
     delivered = 0
     while delivered < 400:
-        tools.wait_for(lambda: calls.pending or window.is_deliverable, 10.0)
-        tools.wait_for(lambda: is_at_rest(reader), 10.0)
+        tools.wait_for(lambda: calls.pending or window.is_deliverable)
+        tools.wait_for(lambda: is_at_rest(reader))
         for position in rng.sample(sorted(calls.pending), rng.randint(0, len(calls.pending))):
             outcome: Outcome = rng.choice((1, 10, 1000))  # one that is small makes room for several
             if rng.random() < 0.1:
                 outcome = CallFailedError(Fault.UNPREPARED, "")  # asked for again, when the endpoint is prepared again
             calls.end(position, outcome)
-        tools.wait_for(lambda: is_at_rest(reader), 10.0)
+        tools.wait_for(lambda: is_at_rest(reader))
         while window.is_deliverable and rng.random() < 0.8:
             assert next(reader) == delivered
             delivered += 1
@@ -186,7 +186,7 @@ def test_busy_endpoint_is_asked_again_as_soon_as_it_may(read: Callable[..., Read
         for connection in reader._fleet.router.endpoints:
             connection.busy_until_s = reader._fleet.clock() + 0.2
     calls.end(0, CallFailedError(Fault.BUSY, ""))
-    tools.wait_for(lambda: 0 in calls.pending, 10.0)
+    tools.wait_for(lambda: 0 in calls.pending)
 
 
 def test_refused_endpoint_has_no_place_in_the_window(read: Callable[..., Reader]) -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-def wait_for(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
+def wait_for(condition: Callable[[], object], timeout_s: float = 300.0) -> None:
     """Poll until the condition holds."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():

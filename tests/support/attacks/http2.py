@@ -64,7 +64,7 @@ def opened(place: tuple[str, int], said: bytes = b"") -> socket.socket:
     return connection
 
 
-def answer(connection: socket.socket, until: Sequence[bytes], timeout_s: float = 20.0) -> bytes:
+def answer(connection: socket.socket, until: Sequence[bytes], timeout_s: float = 300.0) -> bytes:
     """Return what comes, up to one of the texts or the end of the connection."""
     received = b""
     deadline_s = time.monotonic() + timeout_s

@@ -232,7 +232,7 @@ def _stopped_afterwards(job: Job) -> Iterator[None]:
     yield
     job.stop()
     assert _processes_of(str(job.script)) == []
-    wait_for(lambda: threading.active_count() <= threads, 10.0)
+    wait_for(lambda: threading.active_count() <= threads)
 
 
 @pytest.fixture
@@ -403,8 +403,8 @@ def serve(tools: Any) -> Iterator[Callable[..., Delivery]]:
     yield serve
     for each in served:
         each.stop(0.0)
-    tools.wait_for(lambda: num_threads() == 0, 10.0)
-    tools.wait_for(lambda: num_descriptors() <= descriptors, 10.0)
+    tools.wait_for(lambda: num_threads() == 0)
+    tools.wait_for(lambda: num_descriptors() <= descriptors)
 
 
 @pytest.fixture
@@ -429,9 +429,9 @@ def start_endpoint(tools: Any) -> Iterator[Callable[..., Endpoint]]:
     for endpoint in endpoints:
         endpoint.stop()
     endpoints.clear()
-    tools.wait_for(lambda: threading.active_count() <= threads, 10.0)
+    tools.wait_for(lambda: threading.active_count() <= threads)
     gc.collect()
-    tools.wait_for(lambda: num_descriptors() <= descriptors + 8, 10.0)  # gRPC keeps its pollers
+    tools.wait_for(lambda: num_descriptors() <= descriptors + 8)  # gRPC keeps its pollers
 
 
 @pytest.fixture

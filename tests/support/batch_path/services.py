@@ -76,7 +76,7 @@ def fetch(
     link: EndpointLink,
     request: bytes = b"request",
     *,
-    timeout_s: float = 60.0,
+    timeout_s: float = 300.0,
     on_call: Callable[[Call], None] | None = None,
 ) -> Any:
     """Fetch a batch. The first fetch of a link attends before."""

@@ -198,7 +198,7 @@ class Hosts:
                 raise AssertionError(f"not within {timeout_s:.0f} s: {what}\n{self.tails()}")
             time.sleep(0.02)
 
-    def wait_line(self, host: str, text: str, timeout_s: float = 60.0) -> None:
+    def wait_line(self, host: str, text: str, timeout_s: float = 300.0) -> None:
         """Wait until a host has printed something."""
         self.wait_for(lambda: text in self.log(host), timeout_s, f"{host} prints {text!r}")
 

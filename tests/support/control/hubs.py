@@ -81,7 +81,7 @@ def make_hub(
     return hub
 
 
-def wait_for(hub: Hub, predicate: Callable[[Membership], bool], timeout_s: float = 20.0) -> None:
+def wait_for(hub: Hub, predicate: Callable[[Membership], bool], timeout_s: float = 300.0) -> None:
     """Wait until the membership fulfils ``predicate``."""
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:

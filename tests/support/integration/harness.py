@@ -74,11 +74,11 @@ class Job:
         """Everything printed so far."""
         return "\n".join(self.lines)
 
-    def wait_line(self, text: str, timeout_s: float = 60.0) -> str:
+    def wait_line(self, text: str, timeout_s: float = 300.0) -> str:
         """Wait for a line that contains ``text`` and return it."""
         return self.wait_lines(text, 1, timeout_s)[0][1]
 
-    def wait_lines(self, text: str, count: int, timeout_s: float = 60.0) -> list[tuple[float, str]]:
+    def wait_lines(self, text: str, count: int, timeout_s: float = 300.0) -> list[tuple[float, str]]:
         """Wait for ``count`` lines that contain ``text``. Return each with its time."""
         with self._news:
             found: list[tuple[float, str]] = []

@@ -108,12 +108,6 @@ def batches_in(folder: Path, rank: int) -> list[str]:
     return [line.split()[0] for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def longest_wait_s(folder: Path) -> float:
-    """Return the longest data wait of any rank, in seconds."""
-    lines = [line for path in folder.glob("batches-*") for line in path.read_text().splitlines()]
-    return max(float(line.split()[1]) for line in lines)
-
-
 def alone(folder: Path, config: dict[str, Any], *, world_size: int = 2, report: Any = None) -> list[list[str]]:
     """Return the batches of each rank without Ray and without data hosts.
 
@@ -159,7 +153,7 @@ def wait_until(condition: Callable[[], object], what: str, *, timeout_s: float =
 def check_ended(processes: dict[str, list[int]]) -> None:
     """Check that all processes of a service end after a while."""
     pids = [pid for each in processes.values() for pid in each]
-    wait_until(lambda: not any(map(_lives, pids)), "processes are left", timeout_s=20)
+    wait_until(lambda: not any(map(_lives, pids)), "processes are left", timeout_s=300.0)
 
 
 def _lives(pid: int) -> bool:
