@@ -68,7 +68,7 @@ def test_soak_that_is_ended_takes_its_launchers_along(tmp_path: Path, number: si
             launchers = launchers_of(psutil.Process(process.pid))
         process.send_signal(number)
         process.wait(300.0)
-        wait_gone(launchers, 10.0)
+        wait_gone(launchers)
     finally:
         process.kill()
         process.wait()

@@ -75,4 +75,4 @@ def test_malformed_faults_are_the_endpoints_error(job: Any, tools: Any, monkeypa
     monkeypatch.setenv("HETERO_FAULTS", "compute:explode")
     pool = job.pool("algo-1", ready=False)
     with pytest.raises(ConfigError, match="no action 'explode'"):
-        pool.wait_ready(60.0)
+        pool.wait_ready(300.0)

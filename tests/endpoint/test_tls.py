@@ -168,7 +168,7 @@ def test_reader_and_endpoint_that_do_not_agree_on_tls_never_exchange_a_batch(job
 def test_endpoint_whose_certificate_cannot_be_used_says_so(job: Any) -> None:
     pool = job.pool("algo-9", ready=False, tls_dir=str(folder("job")))
     with pytest.raises(AuthenticationError, match="algo-9.pem"):
-        pool.wait_ready(60.0)
+        pool.wait_ready(300.0)
 
 
 @pytest.mark.attack("A15")

@@ -197,7 +197,7 @@ def test_copies_end_when_the_one_that_works_is_killed(start_host: StartHost, tmp
     of_leader = leader.processes()
     leader.process.kill()
     assert follower.wait(300.0) == 32, follower.output
-    wait_gone(of_leader, 5.0)
+    wait_gone(of_leader)
     assert failure_of(tmp_path, "algo-9") == "HET-32 algo-9: the launcher of this host was lost"
     assert data.wait(300.0) == 32, data.output
 
@@ -313,7 +313,7 @@ def test_stop_that_process_1_swallows_ends_by_force_and_leaves_whole_checkpoints
     trainer.wait_line(f" step {step + 8}")  # no rank has noticed
     process_1.kill()
     trainer.wait()
-    wait_gone(trainer.processes(), 5.0)
+    wait_gone(trainer.processes())
     assert data.wait(300.0) == 32, data.output
     assert "no trainer host was heard" in failure_of(tmp_path, "algo-10")
     # The platform keeps the checkpoints and nothing else, and starts the job again.

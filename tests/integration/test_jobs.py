@@ -182,7 +182,7 @@ def raised(start_shared_job: StartJob) -> tuple[Job, float]:
     args = ["--gloo", "--fail-at", "3", "--fail-rank", "1"]
     job = start_shared_job([data(1), TWO_TRAINERS], *flags, script=TORCH_CHAIN, args=args)
     assert job.wait() == 30, job.output
-    wait_gone(job.processes(), 10.0)
+    wait_gone(job.processes())
     return job, time.monotonic() - float((job.directory / "failed-at").read_text())
 
 
@@ -372,7 +372,7 @@ def test_interrupt_twice_is_gone_at_once(
     begin_s = time.monotonic()
     job.interrupt()
     assert job.wait(300.0) == 128 + signal.SIGKILL
-    wait_gone(job.processes(), 10.0)
+    wait_gone(job.processes())
     measured("shutdown_s", time.monotonic() - begin_s)
     job.pump_thread.join(100.0)
     assert "killed on request" in job.output

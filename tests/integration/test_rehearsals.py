@@ -246,7 +246,7 @@ def test_killed_rehearsal_leaves_no_process(rehearse: Rehearse, entry: list[str]
     processes = job.processes()
     assert len(processes) > 6  # the command; two hosts' process 1 and launcher; agent, rank and endpoint
     job.process.kill()
-    wait_gone(processes, 5.0)
+    wait_gone(processes)
 
 
 def test_scripts_of_sdk_3_run_in_the_tree_of_their_host(rehearse: Rehearse, tmp_path: Path) -> None:

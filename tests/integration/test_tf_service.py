@@ -106,7 +106,7 @@ def leave(job: Job, host: str) -> None:
     """Ask a data host to leave, and wait until its servers have."""
     leaving = servers(job, host)
     job.find("hetero.cli launch", host=host)[0].terminate()
-    wait_gone(leaving, 30.0)
+    wait_gone(leaving)
 
 
 def wait_end(job: Job, since: str, count: int = 1) -> tuple[int, float]:
@@ -114,7 +114,7 @@ def wait_end(job: Job, since: str, count: int = 1) -> tuple[int, float]:
     lines = job.wait_lines(since, count, WAIT_S)
     processes = job.processes()
     status = job.wait()
-    wait_gone([*processes, *job.processes()], 10.0)
+    wait_gone([*processes, *job.processes()])
     return status, time.monotonic() - lines[-1][0]
 
 
@@ -179,7 +179,7 @@ def stop(trial: Trial, job: Job, asked: str) -> Ended:
     processes = job.processes()
     (job.process if asked == "job" else job.find("hetero.cli launch", host=asked)[0]).terminate()
     code = job.wait()
-    wait_gone([*processes, *job.processes()], 10.0)
+    wait_gone([*processes, *job.processes()])
     return Ended(trial=trial, jobs=[job], codes=[code], end_s=time.monotonic() - begin_s)
 
 
@@ -275,7 +275,7 @@ def joined_late(start_shared_launcher: StartLauncher, shared_folder: Path) -> En
     raised_s, _ = trainer.wait_lines("rank 1: rank 1 raises", 1, WAIT_S)[0]
     processes = [process for job in jobs for process in job.processes()]
     codes = [job.wait() for job in jobs]
-    wait_gone(processes, 10.0)
+    wait_gone(processes)
     return Ended(trial=trial, jobs=jobs, codes=codes, end_s=time.monotonic() - raised_s)
 
 

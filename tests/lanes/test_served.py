@@ -159,7 +159,7 @@ def test_endpoints_that_leave_and_join_change_no_batch(
         steps = {20: lambda: pool.resize(1), 400: lambda: pool.resize(3)}
         assert disturbed(loader(spec, "exactly-once"), steps) == expected
     assert "was begun anew" in caplog.text
-    assert pool.wait_ready(60.0)
+    assert pool.wait_ready(300.0)
 
 
 def test_source_that_cannot_be_replayed_is_found_when_a_lane_moves(script: Any, join: Callable[[], ServedJob]) -> None:
@@ -169,7 +169,7 @@ def test_source_that_cannot_be_replayed_is_found_when_a_lane_moves(script: Any, 
     with pytest.raises(HeteroError, match="lane [0-7] gave other samples before sample .* cannot be replayed"):
         disturbed(loader(spec, "replay"), {100: lambda: pool.resize(1)})
     pool.resize(3)
-    assert pool.wait_ready(60.0)
+    assert pool.wait_ready(300.0)
 
 
 @pytest.mark.parametrize("num_lanes", [1, 8])

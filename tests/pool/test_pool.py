@@ -157,7 +157,7 @@ def test_pool_of_a_killed_process_leaves_nothing(job: Any, tools: Any, tmp_path:
             )
             pool = EndpointPool(PoolOptions(endpoint=options), lambda records: None)
             pool.start()
-            pool.wait_ready(60.0)
+            pool.wait_ready(300.0)
             print(*pool.pids, flush=True)
             sys.stdin.read()
         """)

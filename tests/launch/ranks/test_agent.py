@@ -170,4 +170,4 @@ def test_ranks_die_with_the_launcher(start: Start, tmp_path: Path) -> None:
     assert {int(path.name.removeprefix("pid-")) for path in tmp_path.glob("pid-*")} < {each.pid for each in left}
     launcher.kill()
     launcher.wait()
-    wait_gone(left, 5.0)
+    wait_gone(left)

@@ -161,7 +161,7 @@ class Job:
         self.pools.append(pool)
         pool.start()
         if ready:
-            assert pool.wait_ready(60.0), self.lines
+            assert pool.wait_ready(300.0), self.lines
         return pool
 
     def publish(self, host: str, records: tuple[EndpointRecord, ...]) -> None:

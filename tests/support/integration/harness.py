@@ -191,7 +191,7 @@ def processes_of(marker: str) -> list[psutil.Process]:
     return found
 
 
-def wait_gone(processes: Iterable[psutil.Process], timeout_s: float) -> float:
+def wait_gone(processes: Iterable[psutil.Process], timeout_s: float = 60.0) -> float:
     """Wait until processes have ended and return how many seconds that took. They need not be reaped."""
     begin_s = time.monotonic()
     left = list(processes)
@@ -204,7 +204,7 @@ def wait_gone(processes: Iterable[psutil.Process], timeout_s: float) -> float:
 
 def sweep(marker: str, output: str = "") -> None:
     """Give processes that were killed a moment to go, then expect none that has the marker."""
-    deadline_s = time.monotonic() + 15.0
+    deadline_s = time.monotonic() + 60.0
     while (left := processes_of(marker)) and time.monotonic() < deadline_s:
         psutil.wait_procs(left, timeout=0.5)
     described = _described([process for process in left if process.is_running()])

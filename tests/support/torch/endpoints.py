@@ -86,7 +86,7 @@ class ServedJob:
             self.pools.append(EndpointPool(options, partial(change, host), lambda name, text: None))
         for pool in self.pools:
             pool.start()
-        assert all(pool.wait_ready(60.0) for pool in self.pools)
+        assert all(pool.wait_ready(300.0) for pool in self.pools)
 
     def lose_host(self, place: int) -> None:
         """Kill the endpoints of a host, and do not replace them."""
