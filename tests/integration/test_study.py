@@ -86,16 +86,22 @@ def test_killed_study_goes_on_and_compares_its_runs(start: Start, tmp_path: Path
 def test_example_leads_from_a_study_to_a_plan(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copy(EXAMPLE / "fit.py", tmp_path)
-    study = (EXAMPLE / "cluster.yaml").read_text(encoding="utf-8")
-    (tmp_path / "cluster.yaml").write_text(study.replace('"0.05"', '"0.01"'))  # the fewest steps that suffice
+    designed = (EXAMPLE / "cluster.yaml").read_text(encoding="utf-8")
+    (tmp_path / "cluster.yaml").write_text(designed.replace('"0.05"', '"0.01"'))  # the fewest steps that suffice
     blocks = re.findall(r"^```(\w+)\n(.*?)^```", (EXAMPLE / "README.md").read_text(), re.DOTALL | re.MULTILINE)
     commands = [shlex.split(block.replace("\\\n", " "))[1:] for language, block in blocks if language == "sh"]
     assert [words[0] for words in commands] == ["canary", "study", "plan"]
     assert commands[0][-1] == "fit.py"
-    for words in ([*commands[1], "--only", "cluster=one host"], commands[2]):
-        job = start([sys.executable, "-m", "hetero.cli", *words], tmp_path, {})
-        assert job.wait(300.0) == 0, job.output
-    assert "Add 1 x ml.c5.9xlarge as data hosts: a step takes " in job.output  # after other work of the machine, if any
+    study = start([sys.executable, "-m", "hetero.cli", *commands[1], "--only", "cluster=one host"], tmp_path, {})
+    assert study.wait() == 0, study.output
+    plan = start([sys.executable, "-m", "hetero.cli", *commands[2]], tmp_path, {})
+    code = plan.wait()
+    if "so no plan follows from the profile" in plan.output:  # a busy machine
+        assert "may be due to other work of the machine" in plan.output
+        assert code == 2
+    else:
+        assert code == 0, plan.output
+        assert "Add 1 x ml.c5.9xlarge as data hosts: a step takes " in plan.output
 
 
 @pytest.mark.integration

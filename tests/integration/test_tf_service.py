@@ -231,7 +231,7 @@ def test_dispatcher_without_a_journal_and_worker_that_is_lost_for_good_end_what_
     start_job: StartJob, tmp_path: Path
 ) -> None:
     trial = Trial(tmp_path / "results", "forgotten", 400, num_ranks=1)
-    job = trial.start(start_job, [data(2), DNN], "--job-restarts", "1", "--data-timeout", "30")
+    job = trial.start(start_job, [data(2), DNN], "--job-restarts", "1", "--data-timeout", "75")
     job.wait_line("halted-0: rank", WAIT_S)
     kill(job, "algo-1")
     trial.go_on("halted-0")
