@@ -21,7 +21,7 @@ from tests.support.slow_store import SlowProxy
 
 torch = pytest.importorskip("torch")
 s3fs = pytest.importorskip("s3fs", reason="needs the package of the store: pip install s3fs")
-pytest.importorskip("flask", reason="moto's server needs flask")
+pytest.importorskip("flask_cors", reason="moto's server needs flask-cors")
 boto3 = pytest.importorskip("boto3")
 
 from hetero.torch import DataLoader  # noqa: E402
@@ -99,12 +99,13 @@ def test_samples_of_a_distant_store_come_in_few_requests(proxy: SlowProxy, tmp_p
     print(f"{took_s:.2f} s, one request at a time at least {one_by_one_s:.2f} s, {dict(proxy.requests)}")
 
 
+@pytest.mark.parametrize("num_endpoints", [8, pytest.param(32, marks=pytest.mark.long)])
 def test_endpoints_of_a_host_list_and_download_once(
-    proxy: SlowProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    proxy: SlowProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_endpoints: int
 ) -> None:
     with imported_script(tmp_path, "stored_rows_script", SCRIPT) as script:
         job = ServedJob(tmp_path, Path(script.__file__))
-        job.start(32)
+        job.start(num_endpoints)
         monkeypatch.setattr(control, "_session", job)
         proxy.requests.clear()
         before = proxy.num_bytes
