@@ -200,6 +200,8 @@ def close_filesystems() -> None:
         thread.join(END_TIMEOUT_S)
         if thread.is_alive():
             return  # its loop still runs, and cannot be closed
+        # Joins the threads that look up names. `close` does not wait for them.
+        loop.run_until_complete(loop.shutdown_default_executor())
         loop.close()
         asyn.loop[0] = asyn.iothread[0] = None
 

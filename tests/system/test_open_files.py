@@ -10,6 +10,7 @@ import os
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -196,3 +197,16 @@ def test_loop_of_fsspec_that_does_not_end_in_time_stays_open(monkeypatch: pytest
     monkeypatch.undo()
     thread.join()
     loop.close()
+
+
+def test_threads_that_look_up_names_for_fsspec_end_with_its_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    asyn = pytest.importorskip("fsspec.asyn")
+    loop, has_begun = asyncio.new_event_loop(), threading.Event()
+    thread = threading.Thread(target=loop.run_forever)
+    monkeypatch.setattr(asyn, "loop", [loop])
+    monkeypatch.setattr(asyn, "iothread", [thread])
+    thread.start()
+    loop.call_soon_threadsafe(loop.run_in_executor, None, lambda: (has_begun.set(), time.sleep(0.3)))
+    assert has_begun.wait(100)
+    close_filesystems()
+    assert [each.name for each in threading.enumerate() if each.name.startswith("asyncio")] == []
