@@ -296,7 +296,8 @@ def test_restore_at_step_a_million_costs_what_it_costs_at_step_ten(shuffle: bool
         assert loader.state_dict()["batches"] == step + 1
         return int(first), num_calls
 
-    restore(10)  # imports
+    for _ in range(2):
+        restore(10)  # imports, and what is found out once
     (early, calls_early), (late, calls_late) = restore(10), restore(1_000_000)
     assert calls_late == calls_early
     assert (early, late) == (10, 1_000_000) if not shuffle else early != late
