@@ -84,7 +84,7 @@ def test_measured_samples_tell_dear_from_cheap_ones() -> None:
 def test_time_without_the_cpu_is_a_wait() -> None:
     class Slow(Skewed):
         def __getitem__(self, index: int) -> Any:
-            time.sleep(0.05)
+            time.sleep(0.05)  # the wait that is measured
             return np.zeros(4, np.float32)
 
     supply = measure_samples(built(Slow()), requests_of(work()), seconds=0.5).supply()

@@ -206,6 +206,7 @@ def test_threads_that_look_up_names_for_fsspec_end_with_its_loop(monkeypatch: py
     monkeypatch.setattr(asyn, "loop", [loop])
     monkeypatch.setattr(asyn, "iothread", [thread])
     thread.start()
+    # The sleep is a look-up that goes on for longer than it takes to close the loop.
     loop.call_soon_threadsafe(loop.run_in_executor, None, lambda: (has_begun.set(), time.sleep(0.3)))
     assert has_begun.wait(100)
     close_filesystems()
