@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import hetero.datasets
 from hetero.control.members.directory import Directory, EndpointRecord
 from hetero.control.security import Token, write_token
 from hetero.endpoint.options import EndpointOptions
@@ -119,7 +120,7 @@ class ServedJob:
 
 @contextmanager
 def imported_script(folder: Path, name: str, text: str) -> Iterator[Any]:
-    """Write a script, and import it: its data sets are known in this process too.
+    """Write a script, and import it: its data sets are known in this process too, until the context ends.
 
     Args:
         folder: Where it is written, as ``train.py``.
@@ -133,6 +134,12 @@ def imported_script(folder: Path, name: str, text: str) -> Iterator[Any]:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[name]
+    try:
+        spec.loader.exec_module(module)
+        yield module
+    finally:
+        del sys.modules[name]
+        # Scripts of other files of tests may give a data set the same name.
+        factories = hetero.datasets._factories
+        for dataset in [dataset for dataset, factory in factories.items() if factory.function.__module__ == name]:
+            del factories[dataset]
