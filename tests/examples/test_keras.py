@@ -31,6 +31,7 @@ def accuracy(output: str) -> float:
     return float(found[1])
 
 
+@pytest.mark.long
 def test_digits_with_keras_alone_are_learnt(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
     script("keras/train_homogeneous.py").main(FLAGS)
     assert accuracy(capsys.readouterr().out) > 0.8

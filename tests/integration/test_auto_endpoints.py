@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.integration.harness import CHAIN, DNN, TORCH_CHAIN, Job, StartJob, audit, chains
 
 NEEDY = ("--emulate-sample-seconds", "0.06", "--emulate-step-seconds", "0.03", "--purity-checks", "0")
@@ -79,6 +81,7 @@ def test_trainer_host_without_the_data_adds_an_endpoint_that_is_not_used(start_j
     assert len(decisions(job)) == 1, "nothing is measured until the ranks use what was added"
 
 
+@pytest.mark.long
 def test_two_trainer_hosts_run_the_number_that_the_first_decides(start_job: StartJob) -> None:
     job = start_job(
         ["data_group=ml.c5.xlarge:1", "dnn_group=ml.p3.2xlarge:2"],

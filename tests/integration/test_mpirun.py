@@ -172,6 +172,7 @@ def test_rank_of_mpirun_that_is_killed_ends_the_job_with_its_name(start_mpi: Sta
     assert len(set(first_lines)) == 1, first_lines
 
 
+@pytest.mark.long
 def test_launcher_of_mpirun_that_is_killed_takes_its_ranks_along(start_mpi: StartMpi, tmp_path: Path) -> None:
     job = start_mpi(**{"epochs": 1_000_000, "step-s": 0.05})
     job.wait_line("rank 3 step 5")

@@ -152,6 +152,7 @@ def test_profile_of_a_simulated_job_has_both_types_of_host_and_is_labelled(start
     assert json.loads((job.directory / "run" / "profile.json").read_text())["schema_version"] == 1
 
 
+@pytest.mark.long
 def test_profile_of_two_hosts_measures_samples_on_both(start_launcher: StartLauncher, tmp_path: Path) -> None:
     flags, args = ("--profile", "--endpoints-per-host", "1"), ["--output", str(tmp_path), "--cpu-s", "0.002"]
     data_host = start_launcher("algo-1", *flags, script=SCRIPT, args=args)

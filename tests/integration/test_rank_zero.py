@@ -12,7 +12,7 @@ SCRIPT = CHAIN.with_name("rank_zero.py")
 TWO_HOSTS = ["dnn_group=ml.p3.2xlarge:2"]
 
 
-@pytest.mark.parametrize("case", ["destroyed", "undestroyed"])
+@pytest.mark.parametrize("case", [pytest.param("destroyed", marks=pytest.mark.long), "undestroyed"])
 def test_rank_0_that_ends_before_others_leaves_them_to_end_well(start_job: StartJob, tmp_path: Path, case: str) -> None:
     job = start_job(TWO_HOSTS, script=SCRIPT, args=[case, str(tmp_path)])
     assert job.wait() == 0, job.output

@@ -107,7 +107,8 @@ def test_strategy_over_two_trainer_hosts_shares_the_data(start_job: StartJob, tm
     assert [result["has_torch"] for result in results] == [False, False]
 
 
-@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.long)], ids=["leader", "other"])
+@pytest.mark.long
+@pytest.mark.parametrize("rank", [0, 1], ids=["leader", "other"])
 def test_rank_that_raises_is_the_cause_and_not_the_collective_that_it_broke(
     start_job: StartJob, tmp_path: Path, rank: int
 ) -> None:

@@ -46,6 +46,7 @@ def test_plan_from_a_profile_of_fit_adds_data_hosts_that_end_the_wait(
     assert plan["chosen"]["step_time"]["value"] == pytest.approx(training.headspace_s.mean, rel=0.15)
 
 
+@pytest.mark.long
 def test_profile_of_a_loop_over_prefetched_batches_tells_waits_from_steps(start: Start, tmp_path: Path) -> None:
     flags = ["--framework", "tensorflow", "--instance-type", "ml.g5.2xlarge", "--output-dir", str(tmp_path / "run")]
     arguments = ["--output", str(tmp_path), "--way", "loop", "--cpu-s", "0.004", "--step-s", "0.02"]

@@ -144,6 +144,7 @@ with DataService(script) as service:
 """
 
 
+@pytest.mark.long
 @pytest.mark.integration
 @pytest.mark.timeout(1500)
 @pytest.mark.filterwarnings("ignore")  # Ray's own

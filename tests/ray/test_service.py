@@ -67,6 +67,7 @@ def test_script_that_no_node_has_is_an_error(cluster: Any) -> None:
         DataService("missing.py")
 
 
+@pytest.mark.long
 def test_number_of_data_hosts_follows_the_demand_of_a_resumed_run_until_shutdown(
     service: DataService, cluster: Any, train: Callable[..., Training], tmp_path: Path
 ) -> None:

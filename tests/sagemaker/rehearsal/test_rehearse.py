@@ -109,6 +109,7 @@ def test_job_runs_from_the_estimator_on_three_hosts(
     assert (parameters["hetero_script"], parameters["epochs"]) == ('"arrays.py"', "1")
 
 
+@pytest.mark.long
 @pytest.mark.integration
 def test_hyperparameter_before_prepare_makes_a_profile_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # Emulated, because hosts measure their samples on every CPU, for many seconds.
