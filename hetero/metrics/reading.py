@@ -16,6 +16,7 @@ __all__ = [
     "run_delay_s",
     "shard_waits_s",
     "slowest_shards",
+    "take_shard_waits_s",
     "wait_clock_s",
 ]
 
@@ -54,7 +55,13 @@ def run_delay_s(thread: str = "thread-self") -> float:
         return 0.0
 
 
-def slowest_shards(waits_s: dict[str, float]) -> dict[str, float]:
+def take_shard_waits_s() -> dict[str, float]:
+    """Return `SHARD_WAITS_S`, which is empty afterwards."""
+    # Other threads may add shards meanwhile, so take one after the other.
+    return dict(SHARD_WAITS_S.popitem() for _ in range(len(SHARD_WAITS_S)))
+
+
+def slowest_shards(waits_s: Mapping[str, float]) -> dict[str, float]:
     """Return the entries with the longest waits, at most `MAX_SHARDS`."""
     return dict(heapq.nlargest(MAX_SHARDS, waits_s.items(), key=lambda entry: entry[1]))
 

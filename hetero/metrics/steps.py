@@ -13,11 +13,12 @@ wait.
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hetero.batches.skips import MAX_LISTED
@@ -25,6 +26,7 @@ from hetero.config.options import DEFAULT_WARMUP_STEPS
 from hetero.documents.records import JsonRecord, limits
 from hetero.documents.text import MAX_NAME_CHARS
 from hetero.errors import ConfigError
+from hetero.metrics.reading import MAX_SHARDS, slowest_shards
 from hetero.metrics.skips import SkipLog, SkippedSample
 from hetero.metrics.step_series import StepLog, StepSeries
 from hetero.metrics.usage_series import Percentiles
@@ -99,6 +101,13 @@ class Extent:
     """Delivered samples of each source of a `hetero.Mixture`."""
     num_lanes_begun: int = 0
     """How often an iterator was begun within a lane (`hetero.loaders.lanes`)."""
+    shard_waits_s: defaultdict[str, float] = field(default_factory=functools.partial(defaultdict, float))
+    """Seconds that torch's workers, or this process, have waited for each shard, by path or URL."""
+
+    def add_shard_waits(self, waits_s: Mapping[str, float]) -> None:
+        """Add seconds of waiting to those of each shard."""
+        for name, wait_s in waits_s.items():
+            self.shard_waits_s[name] += wait_s
 
     def begin_pass(self, *, steps: int | None, num_done: int) -> None:
         """Count a pass that begins.
@@ -181,6 +190,9 @@ class StepSummary(JsonRecord):
     """Delivered samples of each source of a `hetero.Mixture`. Empty without one."""
     num_lanes_begun: int = field(default=0, metadata=limits(maximum=2**53))
     """How often an iterator was begun within a lane of an iterable, because the lane moved or the job was resumed."""
+    shard_waits_s: dict[str, float] = field(default_factory=dict, metadata=limits(max_items=MAX_SHARDS))
+    """Seconds that torch's workers, or the rank itself, have waited for the slowest files of `hetero.shards`, by path
+    or URL. Empty if endpoints make the batches."""
     compression: str | None = None
     """Compression that was requested for batches from endpoints, or None."""
     batch_bytes: int = field(default=0, metadata=limits(maximum=2**53))
@@ -415,6 +427,7 @@ class StepTimer:
                     SourceSamples(name=name, num_samples=count) for name, count in self.extent.by_source.items()
                 ),
                 num_lanes_begun=self.extent.num_lanes_begun,
+                shard_waits_s=slowest_shards(self.extent.shard_waits_s.copy()),
                 compression=self.traffic.compression,
                 batch_bytes=self.traffic.batch_bytes,
                 saved_bytes=self.traffic.saved_bytes,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from hetero.documents.quantities import seconds_text
@@ -66,15 +66,17 @@ def source_section(report: Report) -> Iterator[str]:
 
 
 def shard_section(run: RunFacts) -> Iterator[str]:
-    """Yield the section about the shards that endpoints waited for longest. Nothing if no shard was read."""
-    waits_s: dict[str, float] = {}
-    for usage in run.hosts:
-        for name, wait_s in usage.shard_waits_s.items():
-            waits_s[name] = waits_s.get(name, 0.0) + wait_s
+    """Yield the section about the shards that processes waited for longest. Nothing if no shard was read."""
+    waits_s: defaultdict[str, float] = defaultdict(float)
+    parts = [usage.shard_waits_s for usage in run.hosts]  # endpoints
+    parts += [summary.shard_waits_s for rank in run.ranks for summary in rank.loaders]
+    for part in parts:
+        for name, wait_s in part.items():
+            waits_s[name] += wait_s
     if slowest := slowest_shards(waits_s):
         yield "## Slowest shards"
         rows = [(code_span(name), seconds_text(wait_s)) for name, wait_s in slowest.items()]
-        yield markdown_table(("shard", "all endpoints waited"), rows, right=(1,))
+        yield markdown_table(("shard", "all processes waited"), rows, right=(1,))
 
 
 def more_text(num_entries: int) -> str:

@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
@@ -21,12 +21,13 @@ import torch
 import torch.utils.data
 
 from hetero.batches.request import BatchRequest
-from hetero.batches.skips import Skips
 from hetero.batches.structure.conversion import type_name
 from hetero.control.rank import session as control
 from hetero.documents.text import listing
 from hetero.errors import DatasetError
 from hetero.loaders.prefetching import EpochRequests
+from hetero.metrics.skips import SkipLog
+from hetero.metrics.steps import Extent
 from hetero.spec import DatasetSpec
 from hetero.system.open_files import names_for_message
 from hetero.system.stop_signals import SHIELD_VARIABLE, sigterm_blocked_in_children
@@ -61,7 +62,8 @@ class LocalFetcher:
     Args:
         dataset: Answers the requests.
         options: Options of torch's loader.
-        on_skips: Called with the skipped samples of a batch just before that batch is delivered.
+        skips: Gets the skipped samples of a batch just before that batch is delivered.
+        extent: Gets the waits for shards at the same time.
     """
 
     def __init__(
@@ -69,10 +71,12 @@ class LocalFetcher:
         dataset: LocalDataset,
         options: WorkerOptions,
         *,
-        on_skips: Callable[[Skips], object],
+        skips: SkipLog,
+        extent: Extent,
     ) -> None:
         self._dataset = dataset
-        self._on_skips = on_skips
+        self._skips = skips
+        self._extent = extent
         self._options = options
         self._persistent: torch.utils.data.DataLoader[Any] | None = None
         """torch's loader with persistent workers. None before the first pass, and without such workers."""
@@ -157,7 +161,8 @@ class LocalFetcher:
         """
         batch = answer.content
         if answer.skips is not None:
-            self._on_skips(answer.skips)
+            self._skips.note(answer.skips)
+        self._extent.add_shard_waits(answer.shard_waits_s)
         if not self._is_checked:
             self._is_checked = True
             # Workers can send values that data hosts cannot. Warn of them now, because the script would otherwise fail

@@ -24,6 +24,7 @@ from hetero.batches.skips import Skips
 from hetero.batches.structure.conversion import type_name
 from hetero.datasets import build, get_factory, note_length
 from hetero.errors import DatasetError, DatasetMismatchError, HeteroError, ResourcesError
+from hetero.metrics.reading import take_shard_waits_s
 from hetero.spec import DatasetSpec
 from hetero.system.open_files import has_path, open_files, opened_since, reopen_files
 from hetero.system.stop_signals import survive_first_sigterm
@@ -162,6 +163,7 @@ class LocalDataset:
         # Open the files again, because forked processes share the position in a file. In a test, 2,099 of 40,000
         # samples were wrong.
         reopen_files(self._files)
+        take_shard_waits_s()  # of the process that forked this one
         try:
             # Compare the globals before the data set's code runs, because that code may fill caches.
             if self.globals:
@@ -213,7 +215,7 @@ class LocalDataset:
             content = self.fetch(request, on_skips=skips.append)
         else:
             content = self._answer_in_worker(request, info.num_workers, skips.append)
-        return Answer(content, skips[0] if skips else None)
+        return Answer(content, skips[0] if skips else None, take_shard_waits_s())
 
     def _answer_in_worker(self, request: BatchRequest, num_workers: int, on_skips: Callable[[Skips], object]) -> Any:
         """Return the batch, or the failure that prevents it: the worker's start, a sample or shared memory."""
@@ -269,3 +271,5 @@ class Answer(NamedTuple):
     """The batch, or the failure that prevents it."""
     skips: Skips | None
     """The samples of the batch that were replaced by others."""
+    shard_waits_s: dict[str, float]
+    """Seconds that this process has waited for shards since its last answer, by path or URL."""

@@ -331,7 +331,7 @@ class Pipeline(LoaderPipeline):
                 allocate=allocate_pinned if self.workers.pin_memory else None,
             )
         if self._fetcher is None:
-            self._fetcher = LocalFetcher(self.local, self.workers, on_skips=self.skips.note)
+            self._fetcher = LocalFetcher(self.local, self.workers, skips=self.skips, extent=self.extent)
         return LocalBatches(self._fetcher, requests)
 
     def state(self, num_trained: int | None = None) -> LoaderState:

@@ -103,6 +103,23 @@ def test_wait_for_a_shard_is_told_from_computing_and_measured_again_without_its_
     assert num_bytes == pytest.approx(size / 100)
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_loader_without_endpoints_sums_the_waits_for_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_workers: int
+) -> None:
+    hetero_torch = pytest.importorskip("hetero.torch", reason="needs torch")
+    # What the process itself has waited for before is not the loader's.
+    monkeypatch.setattr("hetero.metrics.reading.SHARD_WAITS_S", waits_s := defaultdict(float))
+    monkeypatch.setattr("hetero.shards.rows.SHARD_WAITS_S", waits_s)
+    monkeypatch.setattr(CountedFileSystem, "delay_s", 0.02)
+    rows = made(tmp_path, "jsonl").map(lambda row: row["id"])
+    loader = hetero_torch.DataLoader(rows, batch_size=10, num_workers=num_workers)
+    assert [int(number) for batch in loader for number in batch] == list(range(100))
+    waits_s = loader.step_timer.summary().shard_waits_s
+    assert sorted(waits_s) == [f"counted://{tmp_path}/data/shard-00{number}.jsonl" for number in range(3)]
+    assert min(waits_s.values()) > 0.015
+
+
 def test_copies_are_bounded(tmp_path: Path) -> None:
     rows = made(tmp_path, "tar", scratch_bytes=1)
     assert [plain(rows[number])["id"] for number in (0, 45, 99, 1)] == [0, 45, 99, 1]
