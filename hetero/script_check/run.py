@@ -20,6 +20,7 @@ from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
+from hetero import shards
 from hetero.batches.failures import ON_EVERY_HOST
 from hetero.control.rank import session as sessions
 from hetero.documents.files import write_text
@@ -41,6 +42,7 @@ from hetero.system.scripts import find_script
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)|line (\d+) of (\S+)|in (\S+\.py):(\d+)')
 """The three forms that tracebacks and messages of hetero use for a file and a line."""
 _SAMPLER_NAME = re.compile(r"sampler (\w+) ")
+_SHARDS = re.compile(r"\d+ of \d+ shards cannot be used")
 _CHANGED_VALUE = re.compile(r"(?:global )?(\S+) has another value on ")
 _HOW_TO_BE_PURE = (
     "A sample may depend on its index and on the global generators of random, NumPy and torch, which hetero seeds for "
@@ -160,6 +162,10 @@ class _Warnings(logging.Handler):
         place: tuple[str, int] | None = None
         if sampler := _SAMPLER_NAME.match(text):
             place = call_line(sampler[1], self._found.folder)
+        elif _SHARDS.match(text):
+            # An endpoint has found this, so the stack here has no line of the user.
+            calls = (call_line(name, self._found.folder) for name in shards.__all__)
+            place = next(filter(None, calls), None)
         elif changed := _CHANGED_VALUE.match(text):
             place = change_line(changed[1], self._found.folder)
         self._found.add(Finding(*(place or next(self._found.places(text, traceback.extract_stack()))), first, rest))

@@ -158,7 +158,7 @@ def problems_of(paths: Sequence[str], records: Sequence[ShardRecord]) -> list[st
             if (facts.size, facts.mark) != (record.size, record.mark):
                 _compare(path, record, facts.size, digest_of_ends(path))
         except (ConfigError, OSError) as error:
-            return " ".join(str(error).split())
+            return ". ".join(line.strip() for line in str(error).splitlines())
         return ""
 
     # A store answers many requests at the same time.

@@ -99,7 +99,8 @@ def test_missing_and_changed_shards_are_named(tmp_path: Path) -> None:
     Path(second).write_bytes(Path(second).read_bytes()[:-10])
     done = check(tmp_path, "train.py")
     assert done.returncode == 1
-    assert "2 of 3 shards cannot be used" in done.stdout
+    line = text.splitlines().index("def rows():") + 2
+    assert f"train.py:{line}: 2 of 3 shards cannot be used" in done.stdout
     assert f"The first: cannot read {first}: No such file" in done.stdout
 
 
