@@ -16,6 +16,7 @@ from hetero.batches.indices import as_indices
 from hetero.batches.request import BatchRequest
 from hetero.errors import ConfigError, DatasetError
 from hetero.loaders import auditing
+from hetero.loaders.checks import check_not_importing
 from hetero.loaders.prefetching import Batches, EpochRequests
 from hetero.loaders.sampling import PlannedBatch
 from hetero.loaders.state import Start
@@ -107,7 +108,12 @@ class ViewPass:
         """Identifies this pass in the loader's timing."""
 
     def __iter__(self) -> Iterator[RequestedBatch]:
-        """Begin the pass. Yield its batches, each of which the tool may pass to `fetch`."""
+        """Begin the pass. Yield its batches, each of which the tool may pass to `fetch`.
+
+        Raises:
+            ConfigError: If the script is only being imported.
+        """
+        check_not_importing()
         pipeline = self._pipeline
         number, start, self._planned = pipeline.begin(functools.partial(pipeline.plan, all_ranks=self._all_ranks))
         self._begin(start)

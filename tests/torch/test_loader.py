@@ -18,7 +18,7 @@ import torch.utils.data
 import hetero
 from hetero.errors import ConfigError, DatasetError
 from hetero.torch import DataLoader
-from tests.support.torch.loaders import Noisy, fail_to_start, indices, loader_test_noisy, plain
+from tests.support.torch.loaders import Noisy, fail_to_start, indices, loader_test_noisy, plain, rebuilt_by_tool
 
 
 class Keyed(torch.utils.data.Dataset[Any]):
@@ -340,10 +340,13 @@ def test_loader_data_set_stays_what_it_was() -> None:
     assert DataLoader(loader_test_noisy()).dataset.name == "loader_test_noisy"  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("is_rebuilt", [False, True])
 @pytest.mark.parametrize("name", ["__hetero_script__", "__mp_main__"])
-def test_training_in_a_script_that_is_only_imported_is_refused(name: str) -> None:
+def test_training_in_a_script_that_is_only_imported_is_refused(name: str, is_rebuilt: bool) -> None:
     script = compile("for batch in loader:\n    pass", "train.py", "exec")
-    loader = DataLoader([1, 2, 3])
+    loader: Any = DataLoader([1, 2, 3])
+    if is_rebuilt:
+        loader = rebuilt_by_tool(loader)
     with pytest.raises(ConfigError, match=r"line 1 of train\.py trains while .*\n.*behind if __name__"):
         exec(script, {"__name__": name, "loader": loader})
     exec(script, {"__name__": "__main__", "loader": loader})
