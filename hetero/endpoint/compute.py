@@ -280,7 +280,7 @@ class Compute:
                     self._fault()
                 begin_off_s = off_cpu_s()
                 task.run()
-                self._off_cpu_s += off_cpu_s() - begin_off_s
+                self._off_cpu_s += max(0.0, off_cpu_s() - begin_off_s)
         remaining_s = begin_s + task.emulated_s - self._clock()
         if remaining_s > 0:
             task.wait_cancelled(remaining_s)
