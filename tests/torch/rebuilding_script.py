@@ -121,6 +121,25 @@ def check_loaded_states(accelerator: Any) -> None:
             raise AssertionError("a place that is not known was told")
 
 
+def check_checkpoints(folder: str) -> None:
+    """A loader that accelerate saves, and has not prepared, goes on within the epoch, with the draws of the model."""
+    from accelerate import Accelerator
+
+    def rest(batches: Any) -> list[Any]:
+        return [(batch[0].tolist(), batch[1].tolist(), torch.rand(2).tolist()) for batch in batches]
+
+    accelerator, loader = Accelerator(cpu=True), make()
+    accelerator.register_for_checkpointing(loader)
+    batches = iter(loader)
+    next(batches)
+    accelerator.save_state(folder)
+    expected = rest(batches)
+    accelerator, resumed = Accelerator(cpu=True), make()
+    accelerator.register_for_checkpointing(resumed)
+    accelerator.load_state(folder)
+    assert rest(resumed) == expected
+
+
 def as_torch(accelerator: Any, num_samples: int, epoch: int, *, drop_last: bool = False, **_: Any) -> list[list[int]]:
     """Return the indices that accelerate deals out to this rank of torch's own loader in the same order."""
     order = epoch_permutation(num_samples, seed=5, epoch=epoch).tolist()
@@ -280,6 +299,7 @@ def main() -> None:
     for tool in sys.argv[4:]:
         if tool == "accelerate":
             check_accelerate(world_size)
+            check_checkpoints(f"{store}-state")
         else:
             check_lightning(world_size, f"{store}-checkpoints")
             check_fabric(world_size)
