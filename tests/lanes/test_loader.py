@@ -406,6 +406,17 @@ def test_source_that_raises_names_lane_and_place(num_workers: int, monkeypatch: 
     assert sorted(numbers(delivered + rest)) == list(range(NUM_SAMPLES))
 
 
+def test_packer_that_raises_in_a_lane_without_a_shard_names_the_lane() -> None:
+    class Packer:
+        def hetero_split(self, lane: int, num_lanes: int) -> list[int]:
+            shards = [[1, 2], [3, 4]][lane::num_lanes]
+            return [number for shard in shards for number in shard] + [shards[0][0]]
+
+    batches = loader(Packer(), "replay", lanes=3, end="rest")
+    with pytest.raises(IndexError, match=r"lane 2 of 3 begins here, and may have no shard"):
+        list(batches)
+
+
 def test_source_that_changed_is_found_when_it_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     _, states = with_states(NotStateful(NUM_SAMPLES), "replay", 9)
     monkeypatch.setattr(Chosen, "added", 1)

@@ -120,8 +120,13 @@ class LaneSource:
             # A generator that has raised is over, so the next request begins the lane anew.
             self._iterators.pop((seed, epoch, part.lane), None)
             check_not_exit(exc, in_worker=True)
-            found = f"{place}{exc}" if isinstance(exc, ConfigError) else exc
-            raise error(found) from exc
+            if isinstance(exc, ConfigError):
+                raise error(f"{place}{exc}") from exc
+            # A packer may raise in a lane without a shard, before the lane itself would be found empty.
+            num_lanes, note = rules.layout.num_lanes, ""
+            if not part.place:
+                note = f" (lane {part.lane % num_lanes} of {num_lanes} begins here, and may have no shard)"
+            raise error(exc, note=note) from exc
 
     def _sources(self, num_sources: int) -> Sequence[Any]:
         """Return the iterables, one for each source of a mixture.
