@@ -17,6 +17,7 @@ pytestmark = pytest.mark.integration
 
 QUICK_FAULTS = (
     "a factory in a function",
+    "fewer shards than lanes",
     "an own generator",
     "state of a collate_fn",
     "a data set with set_epoch",

@@ -72,6 +72,24 @@ FAULTS = {
             train(DataLoader(numbers(), batch_size=4))
         """,
     ),
+    "fewer shards than lanes": script(
+        """
+        class Shards(torch.utils.data.IterableDataset):
+            def __iter__(self):
+                info = torch.utils.data.get_worker_info()
+                for shard in range(4)[info.id :: info.num_workers]:
+                    yield from range(100 * shard, 100 * shard + 50)
+
+        @hetero.dataset
+        def rows():
+            return Shards()
+
+        def main():
+            loader = DataLoader(rows(), batch_size=4, guarantee="replay", lanes=6, chunk_samples=4)
+            for batch in loader:  # here
+                pass
+        """
+    ),
     "no main": HEAD + NUMBERS + NUMBERS_FACTORY + LOOP + "train(DataLoader(numbers(), batch_size=4))  # here\n",
     "an own generator": of_class("""
         def __init__(self):

@@ -134,6 +134,7 @@ def check_checkpoints(folder: str) -> None:
     next(batches)
     accelerator.save_state(folder)
     expected = rest(batches)
+    accelerator.wait_for_everyone()  # rank 0 saves the loader
     accelerator, resumed = Accelerator(cpu=True), make()
     accelerator.register_for_checkpointing(resumed)
     accelerator.load_state(folder)

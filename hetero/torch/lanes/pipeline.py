@@ -89,14 +89,15 @@ class LanePipeline(Pipeline):
 
     def plan(self, start: Start, *, all_ranks: bool = False) -> Iterator[PlannedBatch]:
         """Yield the batches from ``start`` on."""
-        shard = self.shard()
-        planned = self.lanes.of(start.number).plan(
+        shard, lanes = self.shard(), self.lanes.of(start.number)
+        planned = lanes.plan(
             start.batches,
             batch_size=self._batch_size,
             world_size=shard.world_size,
             ranks=range(shard.world_size) if all_ranks else range(shard.rank, shard.rank + 1),
         )
-        return itertools.islice(planned, self.max_pass_batches)
+        # A check of the script reads from each lane, because one may be empty.
+        return itertools.islice(planned, max(self.max_pass_batches, lanes.num_steps))
 
     def begin(self, plan: Callable[[Start], Iterator[PlannedBatch]]) -> tuple[int, Start, Iterator[PlannedBatch]]:
         """Begin a pass. Return its number, its start, and its batches."""
