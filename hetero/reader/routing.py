@@ -128,15 +128,14 @@ class Router:
         """This rank's endpoints, in order of preference."""
         self._of_lanes: dict[str, EndpointConnection] = {}
         """The endpoints of lanes by their ids, in an order that other ranks have too: without those that the job added
-        on trainer hosts while it ran, because they may go at any time. If there are only such endpoints, they serve
-        lanes too."""
+        on trainer hosts while it ran, because they may go at any time. They serve lanes if there are no others."""
         self._planned_ids: list[str] = []  # the same ids; lane l begins at number l modulo their number
         self._id_of_lane: dict[int, str] = {}
         """Endpoint of each lane that came."""
         self._hosts_of_lanes: set[str] = set()
         """Hosts that have served some of these since the last `update`."""
         self._moving: dict[int, str] = {}
-        """Endpoints that have come, for the lanes that move to them once they are ready."""
+        """Endpoints that have come, or could not be reached when the lane began. It moves there once they are ready."""
         self._table = table
         self._rank = rank
         self._world_size = world_size
@@ -250,7 +249,8 @@ class Router:
         if lane is None or not self._of_lanes:
             return None
         if lane not in self._id_of_lane:
-            self._give(lane, self._planned_ids[lane % len(self._planned_ids)])
+            # If it cannot be reached yet, the lane begins elsewhere, and returns. Once all stayed on one of three.
+            self._give(lane, self._moving.setdefault(lane, self._planned_ids[lane % len(self._planned_ids)]))
         elif self._of_lanes.get(self._moving.get(lane, "")) in ready:
             self._give(lane, self._moving.pop(lane))
         return self._of_lanes.get(self._id_of_lane[lane])

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -256,9 +257,14 @@ def test_torchtitan_2073_lanes_of_a_stream_are_read_in_several_processes(
         job.start(3)
         monkeypatch.setattr(control, "_session", job)
         try:
-            batches = list(DataLoader(script.processes(num_samples=300), batch_size=5, guarantee="replay", lanes=6))
+            loader = DataLoader(script.processes(num_samples=300), batch_size=5, guarantee="replay", lanes=6)
+            processes, deadline_s = set[int](), time.monotonic() + 100.0
+            # A pass takes milliseconds. On a busy machine the first may be over before the third endpoint is connected.
+            while len(processes) < 3 and time.monotonic() < deadline_s:
+                batches = list(loader)
+                assert sorted(number for batch in batches for number in batch[1:]) == list(range(300))
+                processes |= {batch[0] for batch in batches}
         finally:
             job.stop()
             hetero.spec.set_describer(None)
-    assert len({batch[0] for batch in batches} - {os.getpid()}) == 3
-    assert sorted(number for batch in batches for number in batch[1:]) == list(range(300))
+    assert len(processes - {os.getpid()}) == 3

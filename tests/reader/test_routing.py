@@ -109,6 +109,24 @@ def test_few_lanes_are_divided_by_the_endpoints_of_hosts(tools: Any) -> None:
     assert hosts.count("a") == 2
 
 
+def test_lanes_return_to_an_endpoint_that_could_not_be_reached_when_they_began(tools: Any) -> None:
+    spec = tools.spec()
+    routed = Routed(["a", "b"], spec=spec)
+    late = next(each for each in routed.table if each.record.host == "b")
+    late.mark_down("refused", 0.0)
+    routed.router.update()
+
+    def hosts() -> list[str]:
+        found = [routed.router.choose(spec, lane=lane, may_leave_lane=False) for lane in range(4)]
+        return [each.record.host for each in found if each is not None]
+
+    assert hosts() == ["a"] * 4
+    late.mark_ready()
+    late.prepared.add(spec)
+    routed.router.update()
+    assert hosts() == ["a", "b"] * 2
+
+
 def test_lanes_move_once_to_an_endpoint_that_has_come(tools: Any) -> None:
     spec = tools.spec()
     routed = Routed(["a", "b"], spec=spec)
