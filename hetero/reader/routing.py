@@ -249,7 +249,7 @@ class Router:
         if lane is None or not self._of_lanes:
             return None
         if lane not in self._id_of_lane:
-            # If it cannot be reached yet, the lane begins elsewhere, and returns. Once all stayed on one of three.
+            # If it cannot be reached yet, the lane begins elsewhere, and returns later (tests/reader/test_routing.py).
             self._give(lane, self._moving.setdefault(lane, self._planned_ids[lane % len(self._planned_ids)]))
         elif self._of_lanes.get(self._moving.get(lane, "")) in ready:
             self._give(lane, self._moving.pop(lane))

@@ -96,7 +96,7 @@ class LanePipeline(Pipeline):
             world_size=shard.world_size,
             ranks=range(shard.world_size) if all_ranks else range(shard.rank, shard.rank + 1),
         )
-        # A check of the script reads from each lane, because one may be empty.
+        # `hetero check` limits a pass. It reads from each lane nevertheless, because one may be empty.
         return itertools.islice(planned, max(self.max_pass_batches, lanes.num_steps))
 
     def begin(self, plan: Callable[[Start], Iterator[PlannedBatch]]) -> tuple[int, Start, Iterator[PlannedBatch]]:
